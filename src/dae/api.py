@@ -1,0 +1,301 @@
+"""`DAE`: an agent and its environment in one object, with the verbs that users know."""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+
+from dae.agent import Actor, ActorState, Agent
+from dae.collect import ActingInputs, Episode
+from dae.config import Config
+from dae.envs.gymnasium import AnyEnv, EnvList, EnvSource, VectorAdapter, env_source
+from dae.envs.spaces import ObservationReader
+from dae.errors import ConfigError, FileError, ResourceError
+from dae.evaluate import evaluate
+from dae.network import Network
+from dae.presets import with_presets
+from dae.replay import bytes_needed
+from dae.run.checkpoint import ACTING_PARTS, Blueprint, advance, latest_checkpoint, load_acting, load_checkpoint, save_checkpoint
+from dae.train import Report, Seeds, Trainer, build_agent, network_sizes, pick_device, pick_reward_classes
+
+Callback = Callable[["DAE", Report], bool | None]
+"""Called with every report; returning False ends the run."""
+
+
+@dataclass
+class PredictState:
+    """What `predict` carries between two calls: the recurrent state, the frames, and the action taken before."""
+
+    actor: ActorState
+    inputs: ActingInputs
+    prev_action: NDArray[np.int64]
+
+
+class DAE:
+    """The agent of the paper on one environment.
+
+    >>> agent = DAE("dae/CartPoleHidden-v0", preset="laptop")
+    >>> agent.learn(30_000)
+    >>> player = agent.player()
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[..., AnyEnv] | AnyEnv | VectorEnv[Any, Any, Any] | None = None,
+        *,
+        preset: str | Sequence[str] = (),
+        config: Config | None = None,
+        **overrides: Any,
+    ):
+        cfg = with_presets([preset] if isinstance(preset, str) else preset, config).override(**overrides)
+        if isinstance(env, str):
+            cfg = cfg.override(env=env)
+        if cfg.run.threads:
+            torch.set_num_threads(cfg.run.threads)
+        self.vector = env if isinstance(env, VectorEnv) else None
+        named = cfg.environment.env if env is None or isinstance(env, str) else env
+        self.source: EnvSource | None = None
+        if not isinstance(named, VectorEnv):
+            self.source = env_source(named, cfg.environment.env_kwargs, cfg.environment.max_episode_agent_steps)
+        self.config = cfg
+        self.envs = self._make_envs()
+        self.reader: ObservationReader = self.envs.reader
+        classes = pick_reward_classes(cfg, self.envs.reward_classes)
+        self._refuse_too_large(cfg)
+        self.agent: Agent = build_agent(cfg, self.envs.spec, self.envs.num_actions, classes)
+        self.blueprint = Blueprint(
+            cfg, self.envs.spec, self.envs.num_actions, classes,
+            self.source.plain_id if self.source else None, dict(cfg.environment.env_kwargs),
+        )  # fmt: skip
+        self.trainer: Trainer | None = None
+        self._warned = False
+
+    # ---------------------------------------------------------------------------------------------------------- learning
+
+    def reports(self, total_agent_steps: int | None = None) -> Iterator[Report]:
+        """Train, and hand out what happens: the loop behind `learn`, for those who want to hold it themselves."""
+        if total_agent_steps is not None:
+            self.config = self.config.override(total_agent_steps=total_agent_steps)
+            self.blueprint = dataclasses.replace(self.blueprint, config=self.config)
+        if self.trainer is not None:
+            raise ConfigError("this agent has learned already; make a new one, or load its weights with DAE.load")
+        self.trainer = Trainer(self.config, self.envs, self.agent, self.source.make if self.source else None)
+        for report in self.trainer.run():
+            self.blueprint = advance(self.blueprint, report.agent_steps, report.updates)
+            yield report
+
+    def learn(self, total_agent_steps: int | None = None, callback: Callback | None = None) -> Self:
+        """Train for so many agent steps, summed over the environments. Writes no files: `dae train` does."""
+        for report in self.reports(total_agent_steps):
+            if callback is not None and callback(self, report) is False:
+                break
+        return self
+
+    def evaluate(self, episodes: int | None = None, epsilon: float | None = None, seed: int | None = None) -> list[Episode]:
+        """Raw scores: the first episode of each of `episodes` fresh environments."""
+        if self.source is None:
+            raise ConfigError("a VectorEnv object can't be evaluated: make the agent from an id, a class or a callable")
+        acting = self.config.acting
+        return evaluate(
+            self.agent, self.source.make, episodes or acting.eval_episodes, acting.eval_epsilon if epsilon is None else epsilon,
+            Seeds.of(self.config.run.seed if seed is None else seed).evaluation_at(self.blueprint.agent_steps), self.config.network.channels,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------------------ acting
+
+    def predict(
+        self,
+        obs: Any,
+        state: PredictState | None = None,
+        episode_start: NDArray[np.bool_] | bool | None = None,
+        deterministic: bool = True,
+        reward: NDArray[np.float32] | float | None = None,
+    ) -> tuple[Any, PredictState]:
+        """One action, or one for each row of a batch of observations, and the state for the next call.
+
+        Give the returned state back, and the `reward` that the action earned: the agent sees rewards too. `episode_start` marks
+        observations that open an episode. `player()` does all of it for you. Not `deterministic`: epsilon-greedy as in evaluation.
+        """
+        single = self._is_single(obs)
+        arrays = {k: v[None] for k, v in self.reader.read(obs).items()} if single else self.reader.read_batch(obs, _rows(obs))
+        size = len(next(iter(arrays.values())))
+        start = np.broadcast_to(np.asarray(state is None if episode_start is None else episode_start, bool), (size,)).copy()
+        if state is None:
+            inputs = ActingInputs(size, self.config.environment.frame_stack, self.agent.device)
+            state = PredictState(self.agent.initial_state(size), inputs, np.zeros(size, np.int64))
+            if episode_start is not None and not start.all():
+                self._warn("predict() was called without the state of the step before: the agent has forgotten the episode")
+            start[:] = True
+        elif reward is None and not start.all():
+            self._warn("predict() was called without `reward`: the agent, which sees rewards, is told 0; player() keeps account of it")
+        earned = np.broadcast_to(np.asarray(0.0 if reward is None else reward, np.float32), (size,)).copy()
+        epsilon = 0.0 if deterministic else self.config.acting.eval_epsilon
+        inputs = state.inputs(arrays, state.prev_action, earned, start)
+        action, actor = self.agent.act(inputs, state.actor, epsilon, np.random.default_rng())
+        following = PredictState(actor, state.inputs, action)
+        action = action + self.envs.first_action
+        return (int(action[0]) if single else action), following
+
+    def player(self, epsilon: float = 0.0, seed: int = 0) -> "Player":
+        """Plays one environment, keeping the state for you."""
+        return Player(self.agent, self.reader, self.config, self.envs.first_action, epsilon, seed)
+
+    # -------------------------------------------------------------------------------------------------------------- files
+
+    def save(self, path: str | Path) -> Path:
+        """A checkpoint folder: weights, optimiser, configuration. The replay is not in it."""
+        return save_checkpoint(Path(path), self.agent.state_dict(), self.blueprint, {"saved": time.time()})
+
+    @classmethod
+    def load(cls, path: str | Path, env: Any = None, **overrides: Any) -> Self:
+        """From a checkpoint or a run folder. An environment that is no plain Gymnasium id must be given again."""
+        tensors, blueprint, _ = load_checkpoint(latest_checkpoint(Path(path)))
+        agent = cls(_named_env(env, blueprint, str(path)), config=blueprint.config, **overrides)
+        agent._check_fits(blueprint, str(path))
+        try:
+            agent.agent.load_state_dict(tensors)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise FileError(f"{path}: its tensors do not fit its own description ({type(error).__name__})") from error
+        agent.blueprint = advance(agent.blueprint, blueprint.agent_steps, blueprint.updates)
+        return agent
+
+    def load_weights(self, path: str | Path) -> None:
+        """The networks of another run, nothing else: optimiser, temperature, schedules and replay start anew."""
+        tensors, blueprint, _ = load_checkpoint(latest_checkpoint(Path(path)))
+        self._check_fits(blueprint, str(path))
+        try:
+            self.agent.load_weights(tensors)
+        except RuntimeError as error:
+            raise ConfigError(f"{path}: was trained with another network; give the same sizes and presets") from error
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.envs.close()
+
+    # ------------------------------------------------------------------------------------------------------------ private
+
+    def _make_envs(self) -> EnvList | VectorAdapter:
+        cfg, seed = self.config, Seeds.of(self.config.run.seed).envs
+        if self.vector is not None:
+            return VectorAdapter(self.vector, seed, cfg.network.channels)
+        assert self.source is not None
+        return EnvList(self.source.make, cfg.environment.num_envs, seed, cfg.network.channels)
+
+    def _refuse_too_large(self, cfg: Config) -> None:
+        state = 2 * cfg.network.core_dim if cfg.network.core == "lstm" else 0
+        need = bytes_needed(self.envs.spec, cfg.learning.replay_agent_steps, state)
+        have = _free_memory(pick_device(cfg.run.device))
+        if have is not None and need > have:
+            fits = int(cfg.learning.replay_agent_steps * have / need * 0.8)
+            raise ResourceError(
+                f"replay_agent_steps={cfg.learning.replay_agent_steps}: the replay needs {need / 2**30:.1f} GiB of memory, "
+                f"{have / 2**30:.1f} GiB are free; at most about {fits} fit"
+            )
+        if cfg.learning.replay_agent_steps // self.envs.num_envs <= cfg.window_steps + cfg.environment.frame_stack:
+            raise ConfigError(
+                f"replay_agent_steps={cfg.learning.replay_agent_steps}: {self.envs.num_envs} environments with windows of "
+                f"{cfg.window_steps} steps need more than {self.envs.num_envs * (cfg.window_steps + cfg.environment.frame_stack + 1)}"
+            )
+
+    def _check_fits(self, blueprint: Blueprint, path: str) -> None:
+        mine = (dict(self.envs.spec), self.envs.num_actions, self.blueprint.reward_classes)
+        theirs = (dict(blueprint.spec), blueprint.num_actions, blueprint.reward_classes)
+        for word, a, b in zip(("observations", "number of actions", "reward classes"), mine, theirs, strict=True):
+            if a != b:
+                raise ConfigError(f"{path}: was trained with other {word} ({b}) than this environment has ({a})")
+
+    def _is_single(self, obs: Any) -> bool:
+        leaf = next(iter(self.reader.leaves.values()))
+        array = obs
+        for key in leaf.path:
+            array = array[key]
+        return np.ndim(array) == len(leaf.space.shape or ())
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            warnings.warn(text, stacklevel=3)
+            self._warned = True
+
+
+class Player:
+    """Plays one environment: `reset()` before each episode, then `act(obs, reward)` with the reward of the action before."""
+
+    def __init__(self, actor: Actor, reader: ObservationReader, config: Config, first_action: int, epsilon: float, seed: int):
+        self.actor, self.reader, self.config = actor, reader, config
+        self.first_action, self.epsilon, self.rng = first_action, epsilon, np.random.default_rng(seed)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: the next observation opens an episode."""
+        self.inputs = ActingInputs(1, self.config.environment.frame_stack, self.actor.device)
+        self.state, self.prev_action, self.opens = self.actor.initial_state(1), np.zeros(1, np.int64), True
+
+    def act(self, obs: Any, reward: float = 0.0) -> int:
+        """The next action."""
+        arrays = {k: v[None] for k, v in self.reader.read(obs).items()}
+        inputs = self.inputs(arrays, self.prev_action, np.array([reward], np.float32), np.array([self.opens]))
+        self.prev_action, self.state = self.actor.act(inputs, self.state, self.epsilon, self.rng)
+        self.opens = False
+        return self.first_action + int(self.prev_action[0])
+
+    def play(self, env: AnyEnv, seed: int | None = None) -> Iterator[tuple[float, Any]]:
+        """One episode; yields each step's reward and what the environment renders."""
+        self.reset()
+        obs, _ = env.reset(seed=seed)
+        reward, over = 0.0, False
+        while not over:
+            obs, step_reward, terminated, truncated, _ = env.step(self.act(obs, reward))
+            reward, over = float(step_reward), bool(terminated or truncated)
+            yield reward, env.render() if env.render_mode == "rgb_array" else None
+
+
+def load_player(path: str | Path, env: Any = None, epsilon: float = 0.0, seed: int = 0, device: str = "cpu") -> tuple[Player, EnvSource]:
+    """A player and its environment from an export, a checkpoint or a run folder."""
+    tensors, blueprint = load_acting(Path(path))
+    cfg = blueprint.config
+    source = env_source(_named_env(env, blueprint, str(path)), blueprint.env_kwargs, cfg.environment.max_episode_agent_steps)
+    one = source.make()
+    reader = ObservationReader(one.observation_space, cfg.network.channels)
+    if dict(reader.spec) != dict(blueprint.spec) or int(one.action_space.n) != blueprint.num_actions:  # type: ignore[attr-defined]
+        raise ConfigError(f"{path}: was trained with other observations or actions than {source.name} has")
+    first_action = int(one.action_space.start)  # type: ignore[attr-defined]
+    one.close()
+    network = Network(blueprint.spec, network_sizes(cfg, blueprint.num_actions, blueprint.reward_classes))
+    missing, unexpected = network.load_state_dict(tensors, strict=False)
+    if unexpected or any(name.startswith(ACTING_PARTS) for name in missing):
+        raise FileError(f"{path}: its tensors do not fit its own description")
+    actor = Actor(network.to(pick_device(device)).requires_grad_(False), cfg.acting.behaviour, cfg.objective.burn_in_steps)
+    return Player(actor, reader, cfg, first_action, epsilon, seed), source
+
+
+def _named_env(env: Any, blueprint: Blueprint, path: str) -> Any:
+    if env is not None:
+        return env
+    if blueprint.env_id is None:
+        name = blueprint.config.environment.env or "package.module:Class"
+        raise ConfigError(f"{path}: its environment is not a plain Gymnasium id, so name it again: --env {name} (in Python: env=...)")
+    return blueprint.env_id
+
+
+def _rows(obs: Any) -> int:
+    while isinstance(obs, Mapping | tuple):
+        obs = next(iter(obs.values())) if isinstance(obs, Mapping) else obs[0]
+    return len(obs)
+
+
+def _free_memory(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)

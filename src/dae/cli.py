@@ -1,0 +1,362 @@
+"""The command line. `dae VERB --help` lists every option; exit codes are those of dae.errors, 130 after Ctrl-C."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from dae.config import OPTIONS, Config, Schedule
+from dae.errors import ConfigError, DaeError, nearest
+from dae.presets import PRESETS, with_presets
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train an agent, and write everything to OUT/NAME/ENV/seedSEED."""
+
+    preset: tuple[str, ...] = ()
+    """Presets, applied from left to right before the options: see `dae describe --presets`."""
+    weights: Annotated[str, arg(name="from")] = ""
+    """Start from the networks of another run (weights only: new replay, optimiser and schedules)."""
+    overwrite: bool = False
+    """Replace a run that is already there."""
+    quiet: bool = False
+    """No progress display."""
+    config: OmitArgPrefixes[Config] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Score a trained agent over fresh episodes."""
+
+    path: Positional[str]
+    """A run folder or a checkpoint."""
+    env: str = ""
+    """The environment, where it is no plain Gymnasium id."""
+    episodes: int = 50
+    """The first episode of each of so many environments."""
+    epsilon: float = 0.001
+    """Share of random actions."""
+    seed: int = 0
+    """Of environments and random actions."""
+
+
+@dataclass(frozen=True)
+class Play:
+    """Let a trained or exported agent play, and write a video where the environment renders."""
+
+    path: Positional[str]
+    """A run folder, a checkpoint or an exported agent."""
+    env: str = ""
+    """The environment, where it is no plain Gymnasium id."""
+    episodes: int = 1
+    """How many episodes."""
+    epsilon: float = 0.0
+    """Share of random actions."""
+    seed: int = 0
+    """Of environment and random actions."""
+    video: str = ""
+    """Write the episodes to this .mp4 file."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Check an environment: will dae be able to learn on it?"""
+
+    env: str
+    """A Gymnasium id, or package.module:Class."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment: name=value ..."""
+    steps: int = 1000
+    """Random steps to watch."""
+    seed: int = 0
+    """Of the environment and of the actions."""
+
+
+@dataclass(frozen=True)
+class Describe:
+    """Show the network's size and every option in force; without an environment, the paper's table of sizes."""
+
+    preset: tuple[str, ...] = ()
+    """Presets, applied from left to right before the options."""
+    presets: bool = False
+    """List the presets instead."""
+    config: OmitArgPrefixes[Config] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Say what is unhealthy about a run, and the remedy."""
+
+    path: Positional[str]
+    """A run folder."""
+    last: float = 0.2
+    """Share of the run, at its end, that is looked at."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write what acting needs, and only that, in 16 bit."""
+
+    path: Positional[str]
+    """A run folder or a checkpoint."""
+    to: str = "agent.safetensors"
+    """The file to write."""
+
+
+VERBS: dict[str, type] = {
+    "train": Train, "eval": Eval, "play": Play, "check": Check, "describe": Describe, "doctor": Doctor, "export": Export,
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the `dae` command."""
+    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def run(argv: list[str]) -> int:
+    """The exit code."""
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            return _overview()
+        if argv[0] == "--version":
+            import dae  # noqa: PLC0415
+
+            print(dae.__version__)
+            return 0
+        verb = argv[0]
+        if verb not in VERBS:
+            raise ConfigError(f"no command '{verb}'{nearest(verb, VERBS)}; there are {', '.join(VERBS)}")
+        options = _parse(VERBS[verb], verb, argv[1:])
+        return 0 if options is None else int(_ACTIONS[verb](options))
+    except DaeError as error:
+        print(f"dae: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("dae: stopped", file=sys.stderr)
+        return 130
+
+
+# ---------------------------------------------------------------------------------------------------------------- the verbs
+
+
+def train(options: Train) -> int:
+    """`dae train`."""
+    from dae.run.session import train_to_folder  # noqa: PLC0415
+
+    folder = train_to_folder(options.config, options.preset, options.weights, options.overwrite, options.quiet)
+    return 0 if folder else 1
+
+
+def evaluate(options: Eval) -> int:
+    """`dae eval`."""
+    from dae.api import load_player  # noqa: PLC0415
+    from dae.evaluate import evaluate as score  # noqa: PLC0415
+
+    _at_least("episodes", options.episodes, 1)
+    player, source = load_player(options.path, options.env or None)
+    seed = np.random.SeedSequence(options.seed)
+    episodes = score(player.actor, source.make, options.episodes, options.epsilon, seed, player.config.network.channels)
+    scores = np.array([e.score for e in episodes])
+    error = scores.std(ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else 0.0
+    lengths = np.mean([e.length_agent_steps for e in episodes])
+    print(f"{source.name}: mean score {scores.mean():.6g} ± {error:.3g} (standard error), median {np.median(scores):.6g}, "
+          f"mean length {lengths:.1f}, {len(scores)} episodes, epsilon {options.epsilon}, seed {options.seed}")  # fmt: skip
+    return 0
+
+
+def play(options: Play) -> int:
+    """`dae play`."""
+    from dae.api import load_player  # noqa: PLC0415
+    from dae.run.session import film  # noqa: PLC0415
+
+    _at_least("episodes", options.episodes, 1)
+    player, source = load_player(options.path, options.env or None, options.epsilon, options.seed)
+    env = source.make(render_mode="rgb_array") if options.video else source.make()
+    scores = film(player, env, options.episodes, options.seed, Path(options.video) if options.video else None)
+    env.close()
+    for i, (score, length) in enumerate(scores):
+        print(f"{source.name} episode {i}: score {score:.6g}, length {length}")
+    if options.video:
+        print(f"video: {options.video}")
+    return 0
+
+
+def check(options: Check) -> int:
+    """`dae check`."""
+    from dae.envs.check import check_env  # noqa: PLC0415
+
+    _at_least("steps", options.steps, 1)
+    rows = check_env(options.env, dict(options.env_kwargs), options.steps, options.seed)
+    table = Table(box=box.SIMPLE_HEAD, title=f"dae check {options.env}", title_justify="left")
+    for column in ("", "rule", "what was seen"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row({"ok": "[green]ok", "note": "[yellow]note", "bad": "[red]bad"}[row.verdict], row.rule, row.seen)
+    Console().print(table)
+    bad = [row for row in rows if row.verdict == "bad"]
+    if bad:
+        print(f"dae: {options.env}: {len(bad)} rule(s) broken, the first: {bad[0].rule}: {bad[0].seen}", file=sys.stderr)
+    return 3 if bad else 0
+
+
+def describe(options: Describe) -> int:
+    """`dae describe`."""
+    from dae import describe as pages  # noqa: PLC0415
+
+    console = Console()
+    if options.presets:
+        console.print(pages.presets_table())
+    elif not options.config.environment.env:
+        console.print(pages.paper_table())
+    else:
+        for part in pages.agent_tables(options.config):
+            console.print(part)
+    return 0
+
+
+def doctor(options: Doctor) -> int:
+    """`dae doctor`."""
+    from dae.run.session import examine  # noqa: PLC0415
+
+    found, numbers = examine(Path(options.path), options.last)
+    table = Table(box=box.SIMPLE_HEAD, title=f"health over the last {options.last:.0%} of {options.path}", title_justify="left")
+    table.add_column("number")
+    table.add_column("mean", justify="right")
+    for name, value in numbers.items():
+        table.add_row(name, f"{value:.4g}")
+    Console().print(table)
+    for finding in found:
+        print(f"unhealthy: {finding.what}\n   remedy: {finding.remedy}")
+    if not found:
+        print("healthy: predictions alive, luck centred, temperature in range, returns vary, states fresh")
+    return 0
+
+
+def export(options: Export) -> int:
+    """`dae export`."""
+    from dae.run.checkpoint import export as write  # noqa: PLC0415
+    from dae.run.checkpoint import latest_checkpoint, load_checkpoint  # noqa: PLC0415
+
+    tensors, blueprint, _ = load_checkpoint(latest_checkpoint(Path(options.path)))
+    path = write(Path(options.to), tensors, blueprint)
+    print(f"{path}: {path.stat().st_size / 2**20:.2f} MiB; play it with: dae play {path}")
+    return 0
+
+
+_ACTIONS: dict[str, Callable[[Any], int]] = {
+    "train": train, "eval": evaluate, "play": play, "check": check, "describe": describe, "doctor": doctor, "export": export,
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------------ parsing
+
+
+def _parse(kind: type[T], verb: str, argv: list[str]) -> T | None:
+    """The options of a verb; presets first, so that single options override them. None: help was shown."""
+    default: Any = None
+    if any(f.name == "preset" for f in dataclasses.fields(kind)):  # type: ignore[arg-type]
+        names = _preset_names(argv)
+        default = kind(preset=tuple(names), config=with_presets(names))  # type: ignore[call-arg]
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(kind, args=argv, prog=f"dae {verb}", default=default, registry=_registry())
+    except SystemExit as stop:
+        if not stop.code:
+            return None
+        raise ConfigError(_one_line(complaint.getvalue(), argv)) from None
+
+
+def _preset_names(argv: list[str]) -> list[str]:
+    names: list[str] = []
+    for i, word in enumerate(argv):
+        if word == "--preset":
+            for value in argv[i + 1 :]:
+                if value.startswith("--"):
+                    break
+                names.append(value)
+        elif word.startswith("--preset="):
+            names += word.removeprefix("--preset=").split()
+    return names
+
+
+def _one_line(box: str, argv: list[str]) -> str:
+    """tyro's boxed complaint as one line: what is wrong, and the nearest right name."""
+    lines = [line.strip("│╭╮╰╯─ \t") for line in box.splitlines()]
+    text = " ".join(line for line in lines[1:] if line)
+    text = text.split("For full helptext")[0].split("Argument helptext")[0].split("Perhaps you meant")[0].split("Similar arguments")[0]
+    text = " ".join(text.split()).rstrip(".")
+    if not text.startswith("Unrecognized"):
+        return text
+    unknown = [word.split("=")[0] for word in argv if word.startswith("--") and word in text]
+    hints = [nearest(word, [f"--{name.replace('_', '-')}" for name in OPTIONS]) for word in unknown]
+    return f"no option {' '.join(unknown) or text}" + next((h for h in hints if h), "")
+
+
+def _registry() -> ConstructorRegistry:
+    """How tyro reads the two types of ours: schedules, and keyword arguments."""
+    registry = ConstructorRegistry()
+
+    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        if info.type is Schedule:
+            return PrimitiveConstructorSpec(
+                nargs=1, metavar="STEP:VALUE,...", instance_from_str=lambda words: Schedule.parse(words[0]),
+                is_instance=lambda x: isinstance(x, Schedule), str_from_instance=lambda s: [str(s)],
+            )  # fmt: skip
+        if info.type_origin is Mapping:
+            return PrimitiveConstructorSpec(
+                nargs="*", metavar="NAME=VALUE", instance_from_str=_keywords,
+                is_instance=lambda x: isinstance(x, Mapping), str_from_instance=lambda m: [f"{k}={json.dumps(v)}" for k, v in m.items()],
+            )  # fmt: skip
+        return None
+
+    registry.primitive_rule(rule)
+    return registry
+
+
+def _keywords(words: list[str]) -> dict[str, Any]:
+    """`length=5 mode=hard` -> {"length": 5, "mode": "hard"}: values are JSON where they can be."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not (equals and name.isidentifier()):
+            raise ConfigError(f"--env-kwargs {word}: must be NAME=VALUE")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name}={value}: must be at least {least}")
+
+
+def _overview() -> int:
+    print("usage: dae COMMAND [OPTIONS]      dae COMMAND --help lists the options\n")
+    for verb, kind in VERBS.items():
+        print(f"  {verb:<10}{(kind.__doc__ or '').strip()}")
+    print(f"\npresets: {', '.join(PRESETS)}")
+    print("try:     dae train --preset quickstart      (five minutes on a laptop)")
+    return 0
+
+
+if __name__ == "__main__":
+    main()

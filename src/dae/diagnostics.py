@@ -1,0 +1,104 @@
+"""The health numbers of an update, and what `dae doctor` and the progress display say of them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dae.objective import masked_mean
+
+if TYPE_CHECKING:
+    from dae.agent import Signals
+
+
+@torch.no_grad()
+def update_metrics(weighted: dict[str, Tensor], parts: dict[str, Tensor], log_temperature: Tensor, s: "Signals") -> dict[str, Tensor]:
+    """Named as in docs/metrics.md; 0-d tensors, no host sync."""
+    valid, posterior = parts["valid"], parts["posterior_o"]
+    prior = parts["log_prior"].exp()
+    classes = prior.shape[-1] // posterior.shape[-1]
+    prior_o, prior_r = (prior.unflatten(-1, (-1, classes)).sum(dim) for dim in (-1, -2))
+    share = (posterior * valid[..., None]).sum((0, 1)) / valid.sum().clamp_min(1)
+
+    def entropy(p: Tensor) -> Tensor:
+        return masked_mean(-torch.xlogy(p, p).sum(-1), valid)
+
+    def rms(x: Tensor) -> Tensor:
+        return masked_mean(x.square(), valid).sqrt()
+
+    metrics = {f"train/loss_{name}": loss for name, loss in weighted.items()}
+    metrics |= {
+        "train/dae_squared_residual": parts["dae"],
+        "train/learning_rate": s.learning_rate,
+        "train/value_mean": masked_mean(parts["value"], valid),
+        "dae/adv_size": rms(parts["adv"]),
+        "dae/luck_size": rms(parts["luck"]),
+        "dae/luck_mean": masked_mean(parts["luck"], valid),
+        "dae/prior_entropy": entropy(prior_o),
+        "dae/reward_entropy": entropy(prior_r),
+        "dae/policy_entropy": entropy(parts["policy"]),
+        "dae/largest_outcome_share": share.max(),
+        "dae/live_outcomes": (-torch.xlogy(share, share).sum()).exp(),
+        "dae/temperature": log_temperature.exp(),
+        "dae/kl": masked_mean(parts["kl"], valid),
+        "dae/eps_wta": s.eps_wta,
+        "dae/beta_v": parts["beta_v"],
+        "dae/return_variance": s.return_variance,
+    }
+    return {name: value.detach().clone() for name, value in metrics.items()}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something unhealthy, and what to do."""
+
+    what: str
+    remedy: str
+
+
+def findings(metrics: Mapping[str, float], num_outcomes: int) -> list[Finding]:
+    """What the health numbers of a stretch of training (means over its updates) say. Thresholds in docs/metrics.md."""
+    if "dae/adv_size" not in metrics:
+        return []
+    m, found = metrics, []
+
+    def note(unhealthy: bool, what: str, remedy: str) -> None:
+        if unhealthy:
+            found.append(Finding(what, remedy))
+
+    annealed = m["dae/eps_wta"] == 0
+    alive = m["dae/live_outcomes"]
+    note(
+        annealed and m["dae/prior_entropy"] > 0.5 and alive < 1 + 0.1 * (num_outcomes - 1),
+        f"dead predictions: {alive:.1f} of {num_outcomes} are in use although outcomes are uncertain",
+        "anneal eps_wta more slowly, or raise beta_rec",
+    )
+    note(
+        m["dae/luck_size"] > 0 and abs(m["dae/luck_mean"]) > 0.3 * m["dae/luck_size"] and m["dae/luck_size"] > 0.1 * m["dae/adv_size"],
+        f"uncentred luck: its mean is {m['dae/luck_mean']:.3g}, its size {m['dae/luck_size']:.3g}",
+        "try outcome_prior=joint, more outcomes, or a larger beta_prior",
+    )
+    note(
+        m["dae/temperature"] < 1e-4 or m["dae/temperature"] > 19,
+        f"runaway temperature: T = {m['dae/temperature']:.3g}",
+        "rewards may be absent, or the learning rate too high; temperature_lr_multiplier below 1 slows it",
+    )
+    note(
+        m["dae/return_variance"] < 1e-4,
+        f"Var(G) is {m['dae/return_variance']:.2g}: hardly any return differs from another",
+        "the agent has met no reward yet: keep epsilon high for longer, or shape the reward",
+    )
+    note(
+        m.get("dae/state_drift", 0.0) > 0.5,
+        f"stale states: stored and recomputed recurrent states differ by {m.get('dae/state_drift', 0.0):.0%}",
+        "a longer burn_in_steps, a smaller replay_agent_steps, or a lower learning rate",
+    )
+    note(
+        not all(math.isfinite(v) for v in m.values()),
+        "a number is not finite",
+        "look for huge rewards or observations; lower the learning rate",
+    )
+    return found

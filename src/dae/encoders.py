@@ -1,0 +1,131 @@
+"""Observations to one embedding: vectors, small images, 84x84 frames, and dicts of these.
+
+Every encoder takes [N, stack, *shape] and is widened by the factor m (`width`).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dae.errors import ConfigError
+
+Kind = Literal["mlp", "cnn", "impala"]
+
+
+@dataclass(frozen=True)
+class ObsPart:
+    """One part of an observation, as it is stored: `shape` is of a single frame, images channel-first."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    scale: float = 1.0
+    """What a stored number is multiplied with before it is encoded: 1/255 for pictures of bytes."""
+
+
+ObsSpec = Mapping[str, ObsPart]
+
+
+def encoder_kind(part: ObsPart, wanted: str) -> Kind:
+    """By shape: no picture is an MLP's, a picture of up to 32 pixels a small CNN's, a larger one IMPALA's."""
+    image = len(part.shape) == 3
+    if wanted != "auto":
+        if wanted != "mlp" and not image:
+            raise ConfigError(f"encoder={wanted}: needs pictures, but an observation has the shape {part.shape}")
+        return wanted  # type: ignore[return-value]
+    if not image:
+        return "mlp"
+    return "cnn" if max(part.shape[1:]) <= 32 else "impala"
+
+
+class VectorEncoder(nn.Module):
+    """MLP with one hidden layer. Numbers of any size are welcome: they pass through sign(x) log(1 + |x|) first."""
+
+    def __init__(self, size: int, width: float, embedding_dim: int):
+        super().__init__()
+        hidden = round(128 * width)
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, embedding_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.sign() * x.abs().log1p())
+
+
+class SmallCNN(nn.Module):
+    """Two 3x3 convolutions at full resolution, for pictures such as 10x10xC."""
+
+    def __init__(self, channels: int, height: int, width_px: int, width: float, embedding_dim: int):
+        super().__init__()
+        first, second = round(16 * width), round(32 * width)
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, first, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(first, second, 3, padding=1), nn.ReLU(),
+            nn.Flatten(), nn.Linear(second * height * width_px, embedding_dim),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.flatten(1, 2))
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int, skipinit: bool):
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1),
+        )  # fmt: skip
+        self.factor = nn.Parameter(torch.zeros(())) if skipinit else 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.factor * self.branch(x)
+
+
+class Impala(nn.Module):
+    """The 15-layer residual network of Espeholt et al. 2018, widths (16, 32, 32) m, and a linear layer."""
+
+    def __init__(self, channels: int, height: int, width_px: int, width: float, embedding_dim: int, skipinit: bool = False):
+        super().__init__()
+        layers: list[nn.Module] = []
+        for wide in (round(16 * width), round(32 * width), round(32 * width)):
+            layers += [nn.Conv2d(channels, wide, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+            layers += [_Residual(wide, skipinit), _Residual(wide, skipinit)]
+            channels, height, width_px = wide, math.ceil(height / 2), math.ceil(width_px / 2)
+        layers += [nn.ReLU(), nn.Flatten(), nn.Linear(channels * height * width_px, embedding_dim)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.flatten(1, 2))
+
+
+class Encoder(nn.Module):
+    """All parts of an observation, each by its own encoder; the sum of their embeddings, RMS-normalised without a gain."""
+
+    def __init__(
+        self, spec: ObsSpec, frame_stack: int, embedding_dim: int, width: float, kind: str = "auto", skipinit: bool = False
+    ):
+        super().__init__()
+        self.names, self.scales = tuple(spec), tuple(part.scale for part in spec.values())
+        self.parts = nn.ModuleList()
+        for part in spec.values():
+            found = encoder_kind(part, kind)
+            if found == "mlp":
+                self.parts.append(VectorEncoder(frame_stack * math.prod(part.shape), width, embedding_dim))
+                continue
+            channels, height, width_px = part.shape
+            if found == "cnn":
+                self.parts.append(SmallCNN(frame_stack * channels, height, width_px, width, embedding_dim))
+            else:
+                self.parts.append(Impala(frame_stack * channels, height, width_px, width, embedding_dim, skipinit))
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """{name: [N, stack, *shape]} -> [N, d]"""
+        parts = zip(self.names, self.scales, self.parts, strict=True)
+        embeddings = [encode(obs[name].float() * scale) for name, scale, encode in parts]
+        return rms_norm(sum(embeddings[1:], start=embeddings[0]))
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    """Without a gain, so that squared distance and cosine say the same (App. B.4) and targets can't shrink."""
+    return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()

@@ -1,0 +1,307 @@
+"""Anyone's environment: by id, class, callable or object; stepped side by side; every autoreset mode read right.
+
+`EnvList` steps environments that we build ourselves, in the NEXT_STEP manner: the step that ends an episode returns its last
+observation, and the next call of `step` ignores the action and returns the next episode's first. `VectorAdapter` takes a
+Gymnasium VectorEnv of any mode. `Stepped.final_obs` tells the two manners apart, and the collector stores either without a single
+fake or lost transition.
+"""
+
+import copy
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
+
+from dae.encoders import ObsSpec
+from dae.envs.spaces import ObservationReader, num_actions
+from dae.errors import ConfigError, EnvironmentFault, nearest
+
+AnyEnv = gym.Env[Any, Any]
+Arrays = dict[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What came of one step of every environment."""
+
+    obs: Arrays
+    """o_{t+1}; where `final_obs` is given and an episode ended, the next episode's first observation."""
+    reward: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    final_obs: Arrays | None = None
+    """SAME_STEP only: the last observations, in the rows of the environments whose episode ended."""
+
+
+class Envs(Protocol):
+    """What the collector needs of environments."""
+
+    num_envs: int
+    num_actions: int
+    spec: ObsSpec
+    reward_classes: tuple[float, ...]
+
+    def reset(self) -> Arrays: ...
+    def step(self, actions: NDArray[np.int64]) -> Stepped: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class EnvSource:
+    """How to make the environment that the user named."""
+
+    name: str
+    """For folders and tables."""
+    plain_id: str | None
+    """A Gymnasium id that may be kept in files and made again from there; no other source may."""
+    make: Callable[..., AnyEnv]
+    """make(render_mode=None)"""
+
+
+def env_source(env: str | Callable[..., AnyEnv] | AnyEnv, kwargs: Mapping[str, Any] | None = None, max_steps: int = 0) -> EnvSource:
+    """From a Gymnasium id, `package.module:Class`, a callable that makes an environment, or one environment to be copied."""
+    kwargs = dict(kwargs or {})
+
+    def limited(make: Callable[..., AnyEnv]) -> Callable[..., AnyEnv]:
+        if not max_steps:
+            return make
+        return lambda **more: gym.wrappers.TimeLimit(make(**more), max_steps)
+
+    if isinstance(env, gym.Env):
+        if kwargs:
+            raise ConfigError("env_kwargs go with an id or a class, not with an environment that is already made")
+        return EnvSource(_class_name(env), None, limited(lambda **_: _copy(env)))
+    if callable(env):
+        name = getattr(env, "__name__", type(env).__name__)
+        return EnvSource("env" if name == "<lambda>" else name, None, limited(lambda **more: _call(env, {**kwargs, **more}, name)))
+    if not env:
+        raise ConfigError("no environment given: --env ID, for example --env CartPole-v1")
+    if ":" in env:
+        made = _load_class(env)
+        return EnvSource(env.split(":")[1], None, limited(lambda **more: _call(made, {**kwargs, **more}, env)))
+    _find_spec(env)
+    return EnvSource(env, env, limited(lambda **more: _make(env, {**kwargs, **more})))
+
+
+def _class_name(env: AnyEnv) -> str:
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+
+
+def _copy(env: AnyEnv) -> AnyEnv:
+    try:
+        return copy.deepcopy(env)
+    except Exception as error:
+        raise EnvironmentFault(
+            f"{type(env.unwrapped).__name__} can't be copied ({error}); give a callable that makes it: DAE(lambda: {type(env.unwrapped).__name__}())"
+        ) from error
+
+
+def _call(make: Callable[..., AnyEnv], kwargs: Mapping[str, Any], name: str) -> AnyEnv:
+    """Call with `render_mode` only where it is taken."""
+    kwargs = {k: v for k, v in kwargs.items() if k != "render_mode" or v is not None}
+    try:
+        return make(**kwargs)
+    except TypeError as error:
+        if "render_mode" in kwargs and "render_mode" in str(error):
+            return make(**{k: v for k, v in kwargs.items() if k != "render_mode"})
+        raise EnvironmentFault(f"environment {name}: can't be made with {dict(kwargs)}: {error}") from error
+
+
+def _load_class(name: str) -> Callable[..., AnyEnv]:
+    """`package.module:Class`, named by the user on the command line; never by data."""
+    module, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise ConfigError(f"environment '{name}': {error}") from error
+    except AttributeError:
+        known = [n for n in dir(sys.modules[module]) if not n.startswith("_")]
+        raise ConfigError(f"environment '{name}': module {module} has no {attribute}{nearest(attribute, known)}") from None
+    if not callable(found):
+        raise ConfigError(f"environment '{name}': {attribute} can't be called")
+    return found  # type: ignore[no-any-return]
+
+
+def _find_spec(env_id: str) -> None:
+    import dae.envs  # noqa: F401, PLC0415  registers the bundled ones
+
+    if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py") is not None:
+        import ale_py  # noqa: PLC0415
+
+        gym.register_envs(ale_py)
+    try:
+        gym.spec(env_id)
+    except gym.error.Error as error:
+        if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py") is None:
+            raise ConfigError(f"environment '{env_id}' needs an extra: pip install 'dae-rl[atari]'") from error
+        raise ConfigError(
+            f"no environment '{env_id}'{nearest(env_id, gym.registry)}; your own goes by package.module:Class"
+        ) from error
+
+
+def _make(env_id: str, kwargs: Mapping[str, Any]) -> AnyEnv:
+    try:
+        return gym.make(env_id, disable_env_checker=True, **{k: v for k, v in kwargs.items() if k != "render_mode" or v is not None})
+    except (TypeError, gym.error.Error, ImportError) as error:
+        raise EnvironmentFault(f"environment '{env_id}' can't be made with {dict(kwargs)}: {' '.join(str(error).split())}") from error
+
+
+def declared_reward_classes(env: AnyEnv | VectorEnv[Any, Any, Any]) -> tuple[float, ...]:
+    """The values that a reward can take, where the environment says so in its metadata."""
+    metadata = env.unwrapped.metadata if isinstance(env, gym.Env) else env.metadata
+    return tuple(float(r) for r in metadata.get("reward_classes", ()))
+
+
+class EnvList:
+    """Environments in this process, each episode with a seed of its own that no other episode of any run part shares."""
+
+    def __init__(self, make: Callable[[], AnyEnv], num_envs: int, seed: np.random.SeedSequence, channels: str = "auto"):
+        self.envs = [make() for _ in range(num_envs)]
+        first = self.envs[0]
+        self.num_envs, self.num_actions = num_envs, num_actions(first.action_space)
+        self.first_action = int(first.action_space.start)  # type: ignore[attr-defined]
+        self.reader = ObservationReader(first.observation_space, channels)
+        self.spec, self.reward_classes = self.reader.spec, declared_reward_classes(first)
+        self._seed, self._episode = seed, [0] * num_envs
+        self._ended, self._steps = [False] * num_envs, [0] * num_envs
+
+    def episode_seed(self, env: int) -> int:
+        """Of the episode that environment `env` is in."""
+        key = (*self._seed.spawn_key, env, self._episode[env])
+        return int(np.random.SeedSequence(self._seed.entropy, spawn_key=key).generate_state(1)[0])
+
+    def reset(self) -> Arrays:
+        """First observations of all."""
+        return _stack([self._reset(e) for e in range(self.num_envs)])
+
+    def step(self, actions: NDArray[np.int64], only: Sequence[int] | None = None) -> Stepped:
+        """One step of all environments, or of those in `only`, whose rows are returned in that order."""
+        which = range(self.num_envs) if only is None else only
+        results = [self._step(e, int(a)) for e, a in zip(which, actions, strict=True)]
+        obs, reward, terminated, truncated = zip(*results, strict=True)
+        return Stepped(_stack(obs), np.array(reward, np.float32), np.array(terminated), np.array(truncated))
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self.envs:
+            env.close()
+
+    def _reset(self, e: int) -> Arrays:
+        self._ended[e], self._steps[e] = False, 0
+        seed = self.episode_seed(e)
+        try:
+            returned = self.envs[e].reset(seed=seed)
+        except Exception as error:
+            raise self._fault(e, "reset", f"raised {type(error).__name__}: {error}") from error
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise self._fault(e, "reset", "must return (observation, info)")
+        return self._read(e, returned[0], "reset")
+
+    def _step(self, e: int, action: int) -> tuple[Arrays, float, bool, bool]:
+        if self._ended[e]:
+            self._episode[e] += 1
+            return self._reset(e), 0.0, False, False
+        self._steps[e] += 1
+        try:
+            returned = self.envs[e].step(self.first_action + action)
+        except Exception as error:
+            raise self._fault(e, "step", f"raised {type(error).__name__}: {error}") from error
+        if not (isinstance(returned, tuple) and len(returned) == 5):
+            raise self._fault(e, "step", "must return (observation, reward, terminated, truncated, info)")
+        obs, reward, terminated, truncated, _ = returned
+        try:
+            number = float(reward)
+        except (TypeError, ValueError):
+            raise self._fault(e, "step", f"returned the reward {reward!r}, which is no number") from None
+        if not np.isfinite(number):
+            raise self._fault(e, "step", f"returned the reward {number}")
+        for word, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, bool | np.bool_):
+                raise self._fault(e, "step", f"returned {word}={flag!r}, which is not a bool")
+        self._ended[e] = bool(terminated or truncated)
+        return self._read(e, obs, "step"), number, bool(terminated), bool(truncated)
+
+    def _read(self, e: int, raw: Any, where: str) -> Arrays:
+        try:
+            return self.reader.read(raw)
+        except ValueError as error:
+            raise self._fault(e, where, f"returned what its space does not allow: {error}") from None
+
+    def _fault(self, e: int, where: str, what: str) -> EnvironmentFault:
+        return EnvironmentFault(f"environment {e}, episode seed {self.episode_seed(e)}, step {self._steps[e]}: {where}() {what}")
+
+
+class VectorAdapter:
+    """A Gymnasium VectorEnv, whichever way it resets."""
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any], seed: np.random.SeedSequence, channels: str = "auto"):
+        self.envs, self.num_envs = envs, envs.num_envs
+        self.num_actions = num_actions(envs.single_action_space)
+        self.first_action = int(envs.single_action_space.start)  # type: ignore[attr-defined]
+        self.reader = ObservationReader(envs.single_observation_space, channels)
+        self.spec, self.reward_classes = self.reader.spec, declared_reward_classes(envs)
+        self.mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        self._seeds = [int(s) for s in seed.generate_state(self.num_envs)]
+        self._steps = 0
+
+    def reset(self) -> Arrays:
+        """First observations of all."""
+        return self._read(self.envs.reset(seed=self._seeds)[0])
+
+    def step(self, actions: NDArray[np.int64]) -> Stepped:
+        """One step of all environments."""
+        self._steps += 1
+        raw, reward, terminated, truncated, info = self.envs.step(actions + self.first_action)
+        reward, terminated, truncated = np.asarray(reward, np.float32), np.asarray(terminated), np.asarray(truncated)
+        if not np.isfinite(reward).all():
+            raise EnvironmentFault(f"environment {int(np.argmin(np.isfinite(reward)))}, step {self._steps}: a reward is not finite")
+        obs, ended = self._read(raw), terminated | truncated
+        if self.mode == AutoresetMode.NEXT_STEP or not ended.any():
+            return Stepped(obs, reward, terminated, truncated)
+        if self.mode == AutoresetMode.SAME_STEP:
+            return Stepped(obs, reward, terminated, truncated, self._final_observations(obs, info, ended))
+        opened, _ = self.envs.reset(options={"reset_mask": ended})  # DISABLED: resetting is ours to do
+        return Stepped(self._read(opened), reward, terminated, truncated, final_obs=obs)
+
+    def close(self) -> None:
+        """Close the vector."""
+        self.envs.close()
+
+    def _final_observations(self, obs: Arrays, info: Mapping[str, Any], ended: NDArray[np.bool_]) -> Arrays:
+        final = info.get("final_obs")
+        if final is None:
+            raise EnvironmentFault("a SAME_STEP VectorEnv ended an episode without info['final_obs']")
+        rows = {name: array.copy() for name, array in obs.items()}
+        for e in np.flatnonzero(ended):
+            one = final[e] if isinstance(final, np.ndarray) and final.dtype == object else _row(final, int(e))
+            for name, array in self.reader.read(one).items():
+                rows[name][e] = array
+        return rows
+
+    def _read(self, raw: Any) -> Arrays:
+        try:
+            return self.reader.read_batch(raw, self.num_envs)
+        except ValueError as error:
+            raise EnvironmentFault(f"step {self._steps}: {error}") from None
+
+
+def _row(batched: Any, e: int) -> Any:
+    if isinstance(batched, Mapping):
+        return {key: _row(value, e) for key, value in batched.items()}
+    if isinstance(batched, tuple):
+        return tuple(_row(value, e) for value in batched)
+    return batched[e]
+
+
+def _stack(rows: Sequence[Arrays]) -> Arrays:
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}

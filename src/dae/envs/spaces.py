@@ -1,0 +1,134 @@
+"""Gymnasium spaces to what the replay stores: a dict of float vectors and channel-first pictures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from dae.encoders import ObsPart, ObsSpec
+from dae.errors import EnvironmentFault
+
+Observation = Mapping[str, NDArray[np.generic]]
+"""One array for each part of an observation; with a leading axis of environments where several are meant."""
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    path: tuple[str | int, ...]
+    space: gym.Space[Any]
+    part: ObsPart
+    channels_last: bool
+
+
+class ObservationReader:
+    """Turns what an environment returns into named arrays, and refuses what its space does not promise."""
+
+    def __init__(self, space: gym.Space[Any], channels: str = "auto"):
+        self.leaves = {_name(path): _leaf(path, s, channels) for path, s in _walk(space, ())}
+
+    @property
+    def spec(self) -> ObsSpec:
+        """Shapes and types as they are stored."""
+        return {name: leaf.part for name, leaf in self.leaves.items()}
+
+    def read(self, raw: Any) -> dict[str, NDArray[np.generic]]:
+        """One observation of one environment. Raises ValueError that says what is wrong with it."""
+        return {name: _read(_follow(raw, leaf.path), leaf, batch=()) for name, leaf in self.leaves.items()}
+
+    def read_batch(self, raw: Any, num_envs: int) -> dict[str, NDArray[np.generic]]:
+        """The batched observation of a vector environment."""
+        return {name: _read(_follow(raw, leaf.path), leaf, batch=(num_envs,)) for name, leaf in self.leaves.items()}
+
+
+def num_actions(space: gym.Space[Any]) -> int:
+    """Of a discrete action space; any other is refused."""
+    if not isinstance(space, spaces.Discrete):
+        raise EnvironmentFault(
+            f"actions of type {type(space).__name__} are not supported: dae needs one choice among finitely many "
+            "(gymnasium.spaces.Discrete); discretise them in a wrapper"
+        )
+    return int(space.n)
+
+
+def _walk(space: gym.Space[Any], path: tuple[str | int, ...]) -> list[tuple[tuple[str | int, ...], gym.Space[Any]]]:
+    if isinstance(space, spaces.Dict):
+        return [leaf for key, sub in space.spaces.items() for leaf in _walk(sub, (*path, key))]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for i, sub in enumerate(space.spaces) for leaf in _walk(sub, (*path, i))]
+    return [(path, space)]
+
+
+def _name(path: tuple[str | int, ...]) -> str:
+    return ".".join(map(str, path)) or "obs"
+
+
+def _follow(raw: Any, path: tuple[str | int, ...]) -> Any:
+    for key in path:
+        try:
+            raw = raw[key]
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(f"the observation has no part '{_name(path)}'") from None
+    return raw
+
+
+def _leaf(path: tuple[str | int, ...], space: gym.Space[Any], channels: str) -> _Leaf:
+    if isinstance(space, spaces.Discrete):
+        return _Leaf(path, space, ObsPart((int(space.n),), torch.float32), False)
+    if isinstance(space, spaces.MultiDiscrete):
+        return _Leaf(path, space, ObsPart((int(space.nvec.sum()),), torch.float32), False)
+    if isinstance(space, spaces.MultiBinary):
+        return _Leaf(path, space, ObsPart((int(np.prod(space.shape)),), torch.float32), False)
+    if isinstance(space, spaces.Box):
+        image = len(space.shape) == 3 or (len(space.shape) == 2 and space.dtype == np.uint8)
+        if not image and len(space.shape) <= 2:
+            return _Leaf(path, space, ObsPart((int(np.prod(space.shape)),), torch.float32), False)
+        if image:
+            return _image_leaf(path, space, channels)
+    raise EnvironmentFault(
+        f"observations of {space} ('{_name(path)}') are not supported: dae takes numbers, vectors, pictures (3 axes), "
+        "and Dict or Tuple of these; convert them in a gymnasium.ObservationWrapper"
+    )
+
+
+def _image_leaf(path: tuple[str | int, ...], space: spaces.Box, channels: str) -> _Leaf:
+    shape = space.shape if len(space.shape) == 3 else (1, *space.shape)
+    last = channels == "last" or (channels == "auto" and len(space.shape) == 3 and shape[0] > 4)
+    if last:
+        shape = (shape[2], shape[0], shape[1])
+    if space.dtype == np.uint8:
+        return _Leaf(path, space, ObsPart(shape, torch.uint8, 1 / max(1.0, float(space.high.max()))), last)
+    if space.dtype == np.bool_:
+        return _Leaf(path, space, ObsPart(shape, torch.uint8), last)
+    return _Leaf(path, space, ObsPart(shape, torch.float32), last)
+
+
+def _read(raw: Any, leaf: _Leaf, batch: tuple[int, ...]) -> NDArray[np.generic]:
+    name, space = _name(leaf.path), leaf.space
+    array = np.asarray(raw)
+    if array.shape != (*batch, *(space.shape or ())):
+        raise ValueError(f"observation '{name}' has the shape {array.shape[len(batch) :]}, its space says {space.shape}")
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"observation '{name}' holds {array.dtype}, not numbers")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"observation '{name}' holds NaN or infinity")
+    if isinstance(space, spaces.Discrete):
+        return _one_hot(array - space.start, int(space.n), name)
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes, digits = space.nvec.reshape(-1), (array - space.start).reshape(*batch, -1)
+        return np.concatenate([_one_hot(digits[..., i], int(n), name) for i, n in enumerate(sizes)], -1)
+    if len(leaf.part.shape) == 3:
+        array = np.moveaxis(array, -1, -3) if leaf.channels_last else array
+        kind = np.uint8 if leaf.part.dtype == torch.uint8 else np.float32
+        return array.reshape(*batch, *leaf.part.shape).astype(kind)
+    return array.reshape(*batch, -1).astype(np.float32)
+
+
+def _one_hot(index: NDArray[Any], size: int, name: str) -> NDArray[np.float32]:
+    if ((index < 0) | (index >= size)).any():
+        raise ValueError(f"observation '{name}' is {index}, outside its space of {size} values")
+    return np.eye(size, dtype=np.float32)[index]

@@ -1,0 +1,49 @@
+"""Errors that a user can act on: one line each, and the exit code that the command line ends with."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class DaeError(Exception):
+    """Something outside the program is wrong. The message is one line and says what to do."""
+
+    exit_code = 1
+
+
+class ConfigError(DaeError):
+    """An option, a preset or a configuration file is wrong."""
+
+    exit_code = 2
+
+
+class EnvironmentFault(DaeError):
+    """The environment can't be used, or broke its contract during the run."""
+
+    exit_code = 3
+
+
+class ResourceError(DaeError):
+    """Not enough memory, disk or the like; found before anything was started where possible."""
+
+    exit_code = 4
+
+
+class FileError(DaeError):
+    """A file is missing, damaged or not one of ours."""
+
+    exit_code = 5
+
+
+class MissingExtra(DaeError):
+    """An optional package is needed and not installed."""
+
+    exit_code = 6
+
+    def __init__(self, feature: str, extra: str):
+        super().__init__(f"{feature} needs an extra: pip install 'dae-rl[{extra}]'")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)`, or nothing where no known name is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" (did you mean '{close[0]}'?)" if close else ""

@@ -1,0 +1,40 @@
+"""Scores: the first episode of each of so many fresh environments, at the evaluation epsilon."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dae.agent import ActorState, Agent
+from dae.collect import ActingInputs, Episode
+from dae.envs.gymnasium import AnyEnv, EnvList
+
+
+def evaluate(
+    agent: Agent, make: Callable[[], AnyEnv], episodes: int, epsilon: float, seed: np.random.SeedSequence, channels: str = "auto"
+) -> list[Episode]:
+    """One episode of each environment: taking the first to finish would favour short ones. Raw scores."""
+    env_seed, acting_seed = seed.spawn(2)
+    envs, rng = EnvList(make, episodes, env_seed, channels), np.random.default_rng(acting_seed)
+    inputs = ActingInputs(episodes, agent.net.sizes.frame_stack, agent.device)
+    obs, reset = envs.reset(), np.ones(episodes, bool)
+    prev_action, prev_reward = np.zeros(episodes, np.int64), np.zeros(episodes, np.float32)
+    state: ActorState = agent.initial_state(episodes)
+    score, length, truncated = np.zeros(episodes), np.zeros(episodes, np.int64), np.zeros(episodes, bool)
+    running = np.ones(episodes, bool)
+    try:
+        while running.any():
+            action, state = agent.act(inputs(obs, prev_action, prev_reward, reset), state, epsilon, rng)
+            which = np.flatnonzero(running)
+            stepped = envs.step(action[which], [int(e) for e in which])
+            for name, array in stepped.obs.items():
+                obs[name][which] = array
+            reward = np.zeros(episodes, np.float32)
+            reward[which] = stepped.reward
+            score += reward
+            length[which] += 1
+            truncated[which] = stepped.truncated & ~stepped.terminated
+            running[which] = ~(stepped.terminated | stepped.truncated)
+            prev_action, prev_reward, reset = action, reward, np.zeros(episodes, bool)
+    finally:
+        envs.close()
+    return [Episode(e, float(score[e]), int(length[e]), bool(truncated[e])) for e in range(episodes)]

@@ -1,0 +1,50 @@
+"""The block-diagonal LSTM in plain PyTorch: the reference that faster versions must agree with."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+
+class BlockLSTM(nn.Module):
+    """i, f, z, o gates; every gate sees the whole input, but only its own block of the recurrent state.
+
+    The state is one flat [B, 2H] tensor (h, then c), so that the replay need not know what is inside.
+    """
+
+    def __init__(self, input_dim: int, hidden_dim: int, blocks: int):
+        super().__init__()
+        self.hidden_dim, self.blocks = hidden_dim, blocks
+        block = hidden_dim // blocks
+        self.input = nn.Linear(input_dim, 4 * hidden_dim)
+        self.recurrent = nn.Parameter(torch.empty(blocks, block, 4 * block))
+        bound = 1 / math.sqrt(block)
+        nn.init.uniform_(self.recurrent, -bound, bound)
+        with torch.no_grad():  # forget bias 1; gates lie as [blocks, 4, block]
+            self.input.bias.zero_()
+            self.input.bias.view(blocks, 4, block)[:, 1] = 1.0
+
+    @property
+    def state_dim(self) -> int:
+        return 2 * self.hidden_dim
+
+    def forward(
+        self,
+        x: Float[Tensor, "t b e"],
+        reset: Bool[Tensor, "t b"],
+        state: Float[Tensor, "b s"],
+    ) -> tuple[Float[Tensor, "t b h"], Float[Tensor, "b s"]]:
+        """Where `reset`, the state is forgotten BEFORE the step."""
+        gates_in = self.input(x).unflatten(-1, (self.blocks, -1))  # [T, B, blocks, 4 * block]
+        h, c = (s.unflatten(-1, (self.blocks, -1)) for s in state.chunk(2, -1))  # [B, blocks, block]
+        keep = (~reset).to(x.dtype)[..., None, None]
+        outputs = []
+        for t in range(x.shape[0]):
+            h, c = h * keep[t], c * keep[t]
+            recurrent = torch.bmm(h.transpose(0, 1), self.recurrent).transpose(0, 1)
+            i, f, z, o = (gates_in[t] + recurrent).chunk(4, -1)
+            c = f.sigmoid() * c + i.sigmoid() * z.tanh()
+            h = o.sigmoid() * c.tanh()
+            outputs.append(h)
+        return torch.stack(outputs).flatten(-2), torch.cat([h.flatten(-2), c.flatten(-2)], -1)

@@ -1,0 +1,155 @@
+"""Each environment's stream of slots in a ring, sampled as time-major windows.
+
+The one rule: `core_in` of a slot is the recurrent state BEFORE the network saw the slot's observation. A window that starts at slot
+i is unrolled from core_in[i] and consumes o_i first.
+
+A slot is an observation and, where `valid`, the transition that left it. An episode's last observation has a slot of its own without
+a transition: the target x_{t+1} of the last transition, and what a truncated episode bootstraps from.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dae.encoders import ObsSpec
+from dae.network import Inputs
+
+
+@dataclass(frozen=True)
+class Window:
+    """T = k + n transitions, and T + 1 observations: the last one to bootstrap from."""
+
+    inputs: Inputs
+    """T + 1 slots."""
+    action: Int[Tensor, "t b"]
+    """a_t."""
+    reward: Float[Tensor, "t b"]
+    """r_t, paid for a_t."""
+    terminal: Bool[Tensor, "t b"]
+    """o_{t+1} ends the episode for good: bootstrap from nothing."""
+    valid: Bool[Tensor, "t b"]
+    """Transition t is real."""
+    core_in: Float[Tensor, "b s"]
+    """Recurrent state before o_0."""
+
+
+def bytes_needed(spec: ObsSpec, capacity: int, state_dim: int) -> int:
+    """Size of a replay of `capacity` slots."""
+    obs = sum(math.prod(part.shape) * torch.empty((), dtype=part.dtype).element_size() for part in spec.values())
+    return capacity * (obs + 4 * state_dim + 8 + 4 + 3)
+
+
+class Replay:
+    """Rings of `capacity // num_envs` slots, one for each environment, each with its own write head."""
+
+    def __init__(self, spec: ObsSpec, num_envs: int, capacity: int, state_dim: int, frame_stack: int, device: torch.device | str = "cpu"):
+        self.slots, self.num_envs, self.frame_stack, self.device = capacity // num_envs, num_envs, frame_stack, device
+
+        def ring(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(self.slots, num_envs, *shape, dtype=dtype, device=device)
+
+        self.obs = {name: ring(*part.shape, dtype=part.dtype) for name, part in spec.items()}
+        self.action, self.reward = ring(dtype=torch.long), ring(dtype=torch.float32)
+        self.reset, self.terminal, self.valid = (ring(dtype=torch.bool) for _ in range(3))
+        self.core_in = ring(state_dim, dtype=torch.float32)
+        self.count = np.zeros(num_envs, np.int64)  # slots ever written, by environment
+
+    def add(
+        self,
+        envs: NDArray[np.int64],
+        obs: Mapping[str, NDArray[np.generic]],
+        reset: NDArray[np.bool_],
+        core_in: Float[Tensor, "e s"],
+        action: NDArray[np.int64],
+        reward: NDArray[np.float32],
+        terminal: NDArray[np.bool_],
+        valid: NDArray[np.bool_],
+    ) -> None:
+        """Write one slot for each of `envs` (no environment twice)."""
+        at = torch.from_numpy(self.count[envs] % self.slots), torch.from_numpy(envs)
+        for name, stored in self.obs.items():
+            stored[at] = torch.as_tensor(obs[name], dtype=stored.dtype, device=self.device)
+        numbers = ((self.reset, reset), (self.action, action), (self.reward, reward), (self.terminal, terminal), (self.valid, valid))
+        for stored, number in numbers:
+            stored[at] = torch.as_tensor(number, dtype=stored.dtype, device=self.device)
+        self.core_in[at] = core_in.to(self.core_in)
+        self.count[envs] += 1
+
+    def oldest(self) -> NDArray[np.int64]:
+        """The first slot, by count, that a window may start at: what it looks back on must not be overwritten."""
+        behind = max(1, self.frame_stack - 1)  # the action and reward before it, and the frames of its stack
+        return np.where(self.count > self.slots, self.count - self.slots + behind, 0)
+
+    def num_starts(self, length: int) -> NDArray[np.int64]:
+        """Starts of windows of `length` transitions, by environment; none crosses the write head."""
+        return np.maximum(self.count - length - self.oldest(), 0)
+
+    def sample(self, rng: np.random.Generator, batch_size: int, length: int) -> Window:
+        """Uniform over all windows that are stored."""
+        ends = self.num_starts(length).cumsum()
+        if ends[-1] == 0:
+            raise ValueError(f"no window of {length} transitions is stored yet")
+        drawn = rng.integers(0, ends[-1], batch_size)
+        envs = np.searchsorted(ends, drawn, side="right")
+        return self.window(self.oldest()[envs] + drawn - (ends - self.num_starts(length))[envs], envs, length)
+
+    def window(self, starts: NDArray[np.int64], envs: NDArray[np.int64], length: int) -> Window:
+        """The windows that start at the given slots, counted from the beginning of the run."""
+        env = torch.from_numpy(envs).to(self.device)  # [B]
+        slot = torch.from_numpy(starts).to(self.device) + torch.arange(length + 1, device=self.device)[:, None]  # [T+1, B]
+        at, before = (slot % self.slots, env), ((slot - 1) % self.slots, env)
+        inputs = Inputs(self._stacks(slot, env), self.action[before], self.reward[before], self.reset[at])
+        now = slot[:-1] % self.slots, env
+        core_in = self.core_in[at[0][0], env]
+        return Window(inputs, self.action[now], self.reward[now], self.terminal[now], self.valid[now], core_in)
+
+    def _stacks(self, slot: Int[Tensor, "t b"], env: Int[Tensor, "b"]) -> dict[str, Tensor]:
+        """[T+1, B, stack, ...], oldest frame first; zeros where a frame would be from before the episode's first."""
+        back = torch.arange(self.frame_stack - 1, -1, -1, device=self.device)
+        frames = (slot[..., None] - back) % self.slots, env[:, None]  # [T+1, B, stack]
+        opens = self.reset[frames]
+        # A frame is of this episode unless an opening frame lies between it and the newest one, the newest included.
+        later_open = opens.flip(-1).cumsum(-1).flip(-1) - opens.long()
+        same = later_open == 0
+        return {name: ring[frames] * same.view(*same.shape, *[1] * (ring.dim() - 2)).to(ring.dtype) for name, ring in self.obs.items()}
+
+    def rewards(self) -> NDArray[np.float32]:
+        """All rewards that are stored, of real transitions."""
+        return np.asarray(self.reward[self.valid].cpu().numpy())
+
+    def return_variance(self, discount: float) -> float:
+        """Var(G): of the discounted return from every stored step on (PAPER.md D7).
+
+        The ends of unfinished episodes lack what is to come; steps that would miss more than 5% of their weight are left out, unless
+        nothing else is stored.
+        """
+        returns, whole = self.returns(discount)
+        kept = returns[whole] if whole.sum() > 1 else returns
+        return float(kept.var()) if kept.size > 1 else 0.0
+
+    def returns(self, discount: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """G of every real stored transition, and whether it has at least 95% of its weight before it."""
+        reward, terminal, valid = (x.cpu().numpy() for x in (self.reward, self.terminal, self.valid))
+        horizon = math.ceil(math.log(0.05) / math.log(discount)) if 0 < discount < 1 else 1
+        stored = np.minimum(self.count, self.slots)
+        g = np.zeros(self.num_envs)
+        since_tip = np.zeros(self.num_envs, np.int64)  # steps to the unfinished end; past the horizon once an end was met
+        out_g, out_whole, env = [], [], np.arange(self.num_envs)
+        for back in range(1, int(stored.max()) + 1):
+            at = (self.count - back) % self.slots, env
+            inside = back <= stored
+            ends = ~valid[at] | terminal[at]  # the slot holds a last observation, or its transition was the last
+            g[ends] = 0.0
+            since_tip[ends] = horizon
+            real = valid[at] & inside
+            g = np.where(real, reward[at] + discount * g, g)
+            out_g.append(g[real])
+            out_whole.append((since_tip >= horizon)[real])
+            since_tip += 1
+        return np.concatenate(out_g), np.concatenate(out_whole)

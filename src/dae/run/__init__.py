@@ -1,0 +1,1 @@
+"""The run folder: what happened, what was learned, and pictures of both."""

@@ -1,0 +1,72 @@
+"""A learning curve and a video of the trained agent, at the end of a run. Both need extras; neither is needed to learn."""
+
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae.errors import MissingExtra
+from dae.run.record import read_jsonl
+
+
+def have(*packages: str) -> bool:
+    """Whether all of them are installed."""
+    return all(importlib.util.find_spec(p) is not None for p in packages)
+
+
+def learning_curve(folder: Path, title: str) -> Path:
+    """`curve.png`: training episodes as points, evaluation as mean and 95% interval, and what the model says of itself."""
+    if not have("matplotlib"):
+        raise MissingExtra("the learning curve", "plots")
+    import matplotlib as mpl  # noqa: PLC0415
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    episodes, metrics, points = (read_jsonl(folder / f"{n}.jsonl") for n in ("episodes", "metrics", "eval"))
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), height_ratios=(2, 1), sharex=True, constrained_layout=True)
+    top.plot([e["agent_steps"] for e in episodes], [e["score"] for e in episodes], ".", ms=2, alpha=0.35, color="tab:grey", label="training episodes")
+    steps = sorted({e["agent_steps"] for e in points})
+    scores = [np.array([e["score"] for e in points if e["agent_steps"] == s]) for s in steps]
+    if steps:
+        half = [1.96 * s.std(ddof=1) / np.sqrt(len(s)) if len(s) > 1 else 0.0 for s in scores]
+        top.errorbar(steps, [s.mean() for s in scores], half, fmt="o-", ms=4, capsize=2, color="tab:blue", label=f"evaluation, {len(scores[-1])} episodes")
+    top.set_ylabel("score")
+    top.set_title(title)
+    top.legend(loc="best", frameon=False)
+    learned = [m for m in metrics if "dae/adv_size" in m]
+    for name, label, colour in (("dae/adv_size", "skill |A|", "tab:green"), ("dae/luck_size", "luck |B|", "tab:orange")):
+        bottom.plot([m["agent_steps"] for m in learned], [m[name] for m in learned], color=colour, label=label)
+    bottom.set_xlabel("agent steps")
+    bottom.set_ylabel("size (rms)")
+    bottom.legend(loc="best", frameon=False)
+    for axes in (top, bottom):
+        axes.spines[["top", "right"]].set_visible(False)
+    path = folder / "curve.png"
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], fps: int) -> Path:
+    """H.264, playable anywhere."""
+    if not have("av"):
+        raise MissingExtra("video", "video")
+    import av  # noqa: PLC0415
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream: Any = None
+        for frame in frames:
+            if stream is None:
+                stream = container.add_stream("h264", rate=fps)
+                stream.height, stream.width = frame.shape[0] // 2 * 2, frame.shape[1] // 2 * 2
+                stream.pix_fmt = "yuv420p"
+            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[: stream.height, : stream.width]), format="rgb24")
+            container.mux(stream.encode(picture))
+        if stream is not None:
+            container.mux(stream.encode(None))
+    return path

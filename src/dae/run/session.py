@@ -1,0 +1,151 @@
+"""`dae train` from beginning to end: folder, progress, checkpoints, and the pictures afterwards."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae.api import DAE, Player
+from dae.config import Config
+from dae.diagnostics import Finding, findings
+from dae.envs.gymnasium import AnyEnv, EnvSource
+from dae.errors import EnvironmentFault, FileError
+from dae.run import pictures
+from dae.run.checkpoint import read_json
+from dae.run.progress import Progress
+from dae.run.record import Recorder, read_jsonl, run_folder
+from dae.train import Report
+
+KEPT_CHECKPOINTS = 2
+
+
+def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite: bool, quiet: bool) -> Path:
+    """Train as configured; returns the run folder."""
+    agent = DAE(config=cfg)
+    assert agent.source is not None
+    folder = run_folder(cfg, agent.source.name)
+    if weights:
+        agent.load_weights(weights)
+        say(f"starting from the networks of {weights}: weights only, with a new replay, optimiser and schedules")
+    about = {"environment": agent.source.name, "presets": list(presets), "from": weights, "frames_per_agent_step": 1, "num_outcomes": cfg.objective.num_outcomes}
+    recorder = Recorder.create(folder, cfg, about, overwrite)
+    say(f"{folder}: {describe(agent)}")
+    how = "failed"
+    try:
+        with Progress(f"{agent.source.name} · seed {cfg.run.seed}", cfg.learning.total_agent_steps, cfg.objective.num_outcomes, quiet) as progress:
+            for report in agent.reports():
+                recorder.write(report, progress.show(report))
+                if checkpoint_due(agent, report):
+                    keep_checkpoint(agent, folder)
+        how = "finished"
+    except KeyboardInterrupt:
+        how = "interrupted"
+        keep_checkpoint(agent, folder)
+        raise
+    finally:
+        recorder.finish(how)
+        agent.close()
+    finish_pictures(agent, folder)
+    return folder
+
+
+def describe(agent: DAE) -> str:
+    """One line on what is about to learn."""
+    sizes, cfg = agent.agent.net.component_sizes(), agent.config
+    classes = agent.blueprint.reward_classes
+    rewards = f"reward classes {list(classes)}" if classes else "general rewards"
+    return (
+        f"{sum(sizes.values()) / 1e6:.2f}M parameters on {agent.agent.device.type}, {agent.envs.num_envs} environments, {rewards}, "
+        f"replay of {cfg.learning.replay_agent_steps:,} steps"
+    )
+
+
+def checkpoint_due(agent: DAE, report: Report) -> bool:
+    """At the end, and whenever a multiple of the interval was passed since the last report."""
+    every = agent.config.run.checkpoint_every_agent_steps
+    if report.kind == "end":
+        return True
+    log = agent.config.run.log_every_agent_steps
+    return report.kind == "train" and every > 0 and report.agent_steps // every != max(0, report.agent_steps - log) // every
+
+
+def keep_checkpoint(agent: DAE, folder: Path) -> Path:
+    """Save, and drop all but the newest few."""
+    kept = agent.save(folder / "checkpoints" / f"{agent.blueprint.agent_steps:012d}")
+    import shutil  # noqa: PLC0415
+
+    for old in sorted(p for p in kept.parent.iterdir() if p.name.isdigit())[:-KEPT_CHECKPOINTS]:
+        shutil.rmtree(old)
+    return kept
+
+
+def finish_pictures(agent: DAE, folder: Path) -> None:
+    """Learning curve and video, where their packages are there; a missing one is said, and is no failure."""
+    assert agent.source is not None
+    made = []
+    if pictures.have("matplotlib"):
+        made.append(f"learning curve: {pictures.learning_curve(folder, f'{agent.source.name}, seed {agent.config.run.seed}')}")
+    else:
+        say("no learning curve: pip install 'dae-rl[plots]'")
+    if agent.config.run.video:
+        made += film_if_possible(agent, agent.source, folder / "videos" / "final.mp4")
+    for line in made:
+        say(line)
+
+
+def film_if_possible(agent: DAE, source: EnvSource, path: Path) -> list[str]:
+    """A short video of the trained agent, if the environment renders pictures."""
+    if not pictures.have("av"):
+        return ["no video: pip install 'dae-rl[video]'"]
+    try:
+        env = source.make(render_mode="rgb_array")
+        if env.render_mode != "rgb_array":
+            return []
+        scores = film(agent.player(), env, 1, seed=12345, path=path)
+        env.close()
+    except EnvironmentFault as error:
+        return [f"no video: {error}"]
+    except Exception as error:  # rendering is the environment's own code and must not fail a finished run
+        return [f"no video: rendering {source.name} raised {type(error).__name__}: {' '.join(str(error).split())}"]
+    return [f"video: {path} (one episode, score {scores[0][0]:.4g})"]
+
+
+def film(player: Player, env: AnyEnv, episodes: int, seed: int, path: Path | None) -> list[tuple[float, int]]:
+    """Play; returns (score, length) of each episode, and writes what was rendered if a path is given."""
+    scores: list[tuple[float, int]] = []
+
+    def frames() -> Iterator[NDArray[np.uint8]]:
+        for episode in range(episodes):
+            score, length = 0.0, 0
+            for reward, picture in player.play(env, seed=seed + episode):
+                score, length = score + reward, length + 1
+                if picture is not None:
+                    yield picture
+            scores.append((score, length))
+
+    if path is None:
+        for _ in frames():
+            pass
+    else:
+        pictures.write_video(path, frames(), int(env.metadata.get("render_fps", 30)))
+    return scores
+
+
+def examine(folder: Path, last: float) -> tuple[list[Finding], dict[str, float]]:
+    """What the end of a run's metrics says of its health."""
+    rows = [row for row in read_jsonl(folder / "metrics.jsonl") if "dae/adv_size" in row]
+    if not rows:
+        raise FileError(f"{folder}: no metrics of learning yet (metrics.jsonl is missing, or the replay was still filling)")
+    rows = rows[-max(1, round(last * len(rows))) :]
+    names = [name for name in rows[-1] if name.startswith(("dae/", "train/"))]
+    numbers = {name: float(np.mean([row[name] for row in rows if name in row])) for name in names}
+    config: Any = read_json(folder / "run.json")
+    return findings(numbers, int(config.get("num_outcomes", 16))), numbers
+
+
+def say(line: str) -> None:
+    """For the person at the terminal."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,195 @@
+"""The run: collect, learn, evaluate. No maths, no files: what happened comes out as `Report`s."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dae.agent import Agent, Signals
+from dae.collect import Collector, Episode
+from dae.config import Config
+from dae.envs.gymnasium import AnyEnv, Envs
+from dae.errors import ConfigError
+from dae.evaluate import evaluate
+from dae.encoders import ObsSpec
+from dae.network import Network, Sizes, make_sizes
+from dae.replay import Replay
+
+
+@dataclass(frozen=True)
+class Report:
+    """Something worth writing down."""
+
+    kind: Literal["train", "eval", "end"]
+    agent_steps: int
+    updates: int
+    episodes: list[Episode] = field(default_factory=list)
+    """Finished since the last report of this kind."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """All randomness of a run: independent streams of one seed."""
+
+    network: np.random.SeedSequence
+    envs: np.random.SeedSequence
+    acting: np.random.SeedSequence
+    replay: np.random.SeedSequence
+    evaluation: np.random.SeedSequence
+
+    @classmethod
+    def of(cls, seed: int) -> "Seeds":
+        return cls(*np.random.SeedSequence(seed).spawn(5))
+
+    def evaluation_at(self, agent_steps: int) -> np.random.SeedSequence:
+        """A stream that depends on when, not on how often, the agent was evaluated before."""
+        return np.random.SeedSequence(self.evaluation.entropy, spawn_key=(*self.evaluation.spawn_key, agent_steps))
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`: CUDA where there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there[name]:
+        raise ConfigError(f"device={name}: this machine has none; use device=auto or device=cpu")
+    return torch.device(name)
+
+
+def pick_reward_classes(cfg: Config, declared: tuple[float, ...]) -> tuple[float, ...]:
+    """The classes in force; empty: general rewards."""
+    mode, given = cfg.environment.rewards, cfg.environment.reward_classes
+    if mode == "classes" and not (given or declared):
+        raise ConfigError("rewards=classes: the environment declares no reward classes; name them, for example --reward-classes -1 0 1")
+    return () if mode == "general" else given or declared
+
+
+def network_sizes(cfg: Config, num_actions: int, reward_classes: tuple[float, ...]) -> Sizes:
+    """Everything that fixes the network's shape, gathered from the sections it is spread over."""
+    return make_sizes(
+        cfg.network, num_actions, reward_classes,
+        frame_stack=cfg.environment.frame_stack, num_outcomes=cfg.objective.num_outcomes,
+        outcome_prior=cfg.objective.outcome_prior, luck_form=cfg.objective.luck_form,
+    )  # fmt: skip
+
+
+def build_agent(cfg: Config, spec: ObsSpec, num_actions: int, reward_classes: tuple[float, ...]) -> Agent:
+    """Network, slow network and optimiser, from the run's seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(Seeds.of(cfg.run.seed).network.generate_state(1)[0]))
+        network = Network(spec, network_sizes(cfg, num_actions, reward_classes))
+    return Agent(network.to(pick_device(cfg.run.device)), cfg.objective, cfg.learning, cfg.acting)
+
+
+class Trainer:
+    """One run. Iterate over `run()`; between two reports everything here may be read."""
+
+    def __init__(self, cfg: Config, envs: Envs, agent: Agent, make_eval_env: Callable[[], AnyEnv] | None):
+        self.cfg, self.envs, self.agent, self.make_eval_env = cfg, envs, agent, make_eval_env
+        seeds = self.seeds = Seeds.of(cfg.run.seed)
+        self.replay = Replay(
+            envs.spec, envs.num_envs, cfg.learning.replay_agent_steps, agent.net.state_dim, cfg.environment.frame_stack, agent.device
+        )
+        self.replay_rng = np.random.default_rng(seeds.replay)
+        self.collector = Collector(envs, agent, self.replay, np.random.default_rng(seeds.acting), agent.net.sizes.reward_classes)
+        self.updates = 0
+        zero = torch.zeros((), device=agent.device)
+        self.signals = Signals(zero.clone(), zero.clone(), zero.clone(), zero + 1)
+        self._variance_due = 0
+        self._sums: dict[str, Tensor] = {}
+        self._summed = 0
+
+    @property
+    def agent_steps(self) -> int:
+        """Real transitions collected so far, over all environments."""
+        return self.collector.agent_steps
+
+    def run(self) -> Iterator[Report]:
+        """Train to the end. Each boundary of a report interval that was passed gives one report."""
+        total, run, acting = self.cfg.learning.total_agent_steps, self.cfg.run, self.cfg.acting
+        episodes: list[Episode] = []
+        while self.agent_steps < total:
+            before = self.agent_steps
+            episodes += self.collector.step(acting.epsilon(before, total))
+            for _ in range(self.updates_owed()):
+                self.learn()
+            if _passed(before, self.agent_steps, run.log_every_agent_steps) or self.agent_steps >= total:
+                yield Report("train", self.agent_steps, self.updates, episodes, self.metrics())
+                episodes = []
+            last = self.agent_steps >= total
+            if _passed(before, self.agent_steps, acting.eval_every_agent_steps) or last:
+                yield self.evaluate()
+        yield Report("end", self.agent_steps, self.updates)
+
+    def updates_owed(self) -> int:
+        """The replay ratio: one update for every so many agent steps since learning began."""
+        learning = self.cfg.learning
+        begun = self.agent_steps - learning.min_replay_agent_steps
+        if begun < 0 or not self.replay.num_starts(self.cfg.window_steps).any():
+            return 0
+        return max(0, begun // learning.agent_steps_per_update - self.updates)
+
+    def learn(self) -> None:
+        """One update."""
+        self.set_signals()
+        window = self.replay.sample(self.replay_rng, self.cfg.learning.batch_size, self.cfg.window_steps)
+        metrics = self.agent.update(window, self.signals)
+        if not self._sums:
+            self._sums = {name: torch.zeros_like(value) for name, value in metrics.items()}
+        torch._foreach_add_(list(self._sums.values()), list(metrics.values()))
+        self.updates += 1
+        self._summed += 1
+
+    def set_signals(self) -> None:
+        """Schedules by agent step; Var(G) and the rewards' scale every so often."""
+        cfg, s = self.cfg, self.signals
+        total, now = cfg.learning.total_agent_steps, self.agent_steps
+        s.eps_wta.fill_(cfg.objective.eps_wta(now, total))
+        s.learning_rate.fill_(cfg.learning.learning_rate(now, total))
+        if now >= self._variance_due:
+            s.return_variance.fill_(self.replay.return_variance(cfg.objective.discount))
+            s.reward_scale.fill_(float(self.replay.rewards().std()) or 1.0)
+            self._variance_due = now + cfg.learning.variance_every_agent_steps
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the updates since the last call; the one place where numbers leave the device."""
+        numbers = {name: float(total) / self._summed for name, total in self._sums.items()} if self._summed else {}
+        self._sums = {}
+        if self._summed and self.cfg.objective.burn_in_steps and self.agent.net.state_dim:
+            numbers["dae/state_drift"] = self.state_drift()
+        self._summed = 0
+        return numbers | {"rollout/epsilon": self.cfg.acting.epsilon(self.agent_steps, self.cfg.learning.total_agent_steps)}
+
+    @torch.no_grad()
+    def state_drift(self) -> float:
+        """How far states recomputed through the burn-in are from those stored behind it, relative to their size."""
+        k, batch, agent = self.cfg.objective.burn_in_steps, self.cfg.learning.batch_size, self.agent
+        ends = self.replay.num_starts(k).cumsum()
+        drawn = np.linspace(0, ends[-1] - 1, batch).astype(np.int64)  # spread evenly: logging must not move the sampler
+        envs = np.searchsorted(ends, drawn, side="right")
+        starts = self.replay.oldest()[envs] + drawn - (ends - self.replay.num_starts(k))[envs]
+        window = self.replay.window(starts, envs, k)
+        core = window.core_in if self.cfg.objective.stored_states else torch.zeros_like(window.core_in)
+        after = self.replay.window(starts + k, envs, 0)
+        same = ~after.inputs.reset[0]  # what lies behind an episode's end is forgotten anyway
+        recomputed, stored = agent.net.trunk(window.inputs[:k], core).core[same], after.core_in[same]
+        return float((recomputed - stored).norm() / stored.norm().clamp_min(1e-6))
+
+    def evaluate(self) -> Report:
+        """Score the online network as it is now."""
+        episodes: list[Episode] = []
+        if self.make_eval_env is not None:
+            acting = self.cfg.acting
+            episodes = evaluate(
+                self.agent, self.make_eval_env, acting.eval_episodes, acting.eval_epsilon,
+                self.seeds.evaluation_at(self.agent_steps), self.cfg.network.channels,
+            )  # fmt: skip
+        return Report("eval", self.agent_steps, self.updates, episodes)
+
+
+def _passed(before: int, now: int, every: int) -> bool:
+    return every > 0 and before // every != now // every
