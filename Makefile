@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
 
 help:
-	@echo "make demo     train a small agent for some minutes; ends with the place of its learning curve and its video"
+	@echo "make demo     train a small agent in about five minutes; the last lines say where its learning curve and video are"
 	@echo "make test     all tests but those that need a GPU"
 	@echo "make check    ruff and mypy"
 	@echo "make mutate   break the code in known ways: do the tests notice?"
@@ -22,13 +22,9 @@ help:
 	@echo "make wheel    dist/dae_rl-*.whl"
 
 demo: $(VENV)/.installed-demo
-	@touch $(VENV)/.demo-started
 	@$(VENV)/bin/dae train --preset quickstart --overwrite
-	@echo
-	@echo "Curve and video:"
-	@find runs -type f \( -name '*.png' -o -name '*.svg' -o -name '*.mp4' -o -name '*.html' \) -newer $(VENV)/.demo-started 2>/dev/null | sort | sed 's/^/  /'
 
-# Two workers of one thread each: two workers that each use both cores are slower than one.
+# Two workers of one thread each, for two cores.
 test: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m "not gpu" --durations 10 $(PYTEST_ARGS)
 
@@ -44,7 +40,7 @@ scores: $(VENV)/.installed-dev
 	@$(PY) -m dae.envs.scores
 
 table: $(VENV)/.installed-dev
-	@$(PY) experiments/table.py
+	@$(PY) -m dae.study.table results/laptop --readme README.md
 
 wheel: $(VENV)/.installed-dev
 	@rm -f dist/dae_rl-*.whl

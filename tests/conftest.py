@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import gymnasium as gym
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -68,13 +69,13 @@ class Happened:
 
 
 class Counter(gym.Env):
-    """Observes (environment, episode, t), pays -1, 0 or 1 by these and the action, and keeps a diary. Refuses to step past an end."""
+    """Observes (environment, episode, t), pays -1, 0 or 1 by these and the action, keeps a diary, refuses to step past an end."""
 
     metadata = {"reward_classes": REWARD_CLASSES}
 
     def __init__(self, number, nested=False, first_action=0, lengths=(4, 1, 6, 2, 3, 9)):
         self.number, self.nested, self.first_action, self.lengths = number, nested, first_action, lengths
-        box = spaces.Box(0, 1000, (3,), np.float32)
+        box = spaces.Box(-np.inf, np.inf, (3,), np.float32)  # without bounds it is stored as it is
         self.observation_space = spaces.Dict(where=box, t=spaces.Discrete(20)) if nested else box
         self.action_space = spaces.Discrete(3, start=first_action)
         self.episode, self.over, self.diary = -1, True, []
@@ -145,3 +146,11 @@ def collected(mode, vector_steps, *, cfg=None, slots=1000, epsilon=0.5, num_envs
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def unchecked():
+    """Without the checks of axes, for tests that train: they take as long as the update itself."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -56,7 +56,7 @@ def test_skipinit_adds_six_factors_that_begin_at_zero():
     plain, switched = (Impala(4, 24, 24, 0.25, 8, skipinit) for skipinit in (False, True))
     extra = [p for p in switched.parameters() if p.dim() == 0]
     assert sum(p.numel() for p in switched.parameters()) == sum(p.numel() for p in plain.parameters()) + 6
-    assert [float(p) for p in extra] == [0.0] * 6
+    assert [p.item() for p in extra] == [0.0] * 6
     x = torch.randn(1, 4, 1, 24, 24)
     before = switched(x)
     for part in switched.layers:

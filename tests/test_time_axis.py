@@ -154,8 +154,10 @@ class StrangeStart(Counter):
 
 @pytest.mark.parametrize("behaviour", ["recurrent", "aligned"])
 def test_neither_actor_nor_window_knows_the_episode_before(behaviour):
-    """Catches: frames, actions or states of one episode that reach the next, on either of the two ways. Two runs that differ in their
-    first episodes alone agree to the last bit in the others."""
+    """Catches: frames, rewards or states of one episode that reach the next, on either of the two ways.
+
+    Two runs that differ in their first episodes alone agree to the last bit in the others.
+    """
 
     def run(strange):
         number = iter(range(3))

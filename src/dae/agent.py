@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,9 +97,12 @@ class Agent(Actor):
         self.ema = copy.deepcopy(network).requires_grad_(False)  # l.2
         self.log_temperature = torch.zeros((), device=device, requires_grad=True)  # l.3: log T, so that T > 0 (PAPER.md D3)
         self.ema_temperature = torch.ones((), device=device)  # l.3
+        groups: list[dict[str, Any]] = [  # each with a learning rate of its own, a tensor so that a captured graph can read it
+            {"params": list(network.parameters()), "lr": torch.zeros((), device=device)},
+            {"params": [self.log_temperature], "lr": torch.zeros((), device=device)},
+        ]
         self.optimizer = torch.optim.Adam(
-            [{"params": list(network.parameters())}, {"params": [self.log_temperature]}],
-            lr=torch.zeros((), device=device), betas=(learning.adam_beta1, learning.adam_beta2), eps=learning.adam_eps,
+            groups, betas=(learning.adam_beta1, learning.adam_beta2), eps=learning.adam_eps,
             fused=device.type in ("cpu", "cuda"), capturable=device.type == "cuda",
         )  # fmt: skip
 

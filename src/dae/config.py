@@ -8,8 +8,9 @@ Every option has a name of its own across all sections, so that `Config.override
 """
 
 import dataclasses
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -36,7 +37,9 @@ class Schedule:
             try:
                 agent_step = None if step == "end" else round(float((step or "0").rstrip("kM")) * _UNITS[unit or ""])
                 points.append((agent_step, float(value)))
-            except ValueError:
+                if not math.isfinite(points[-1][1]):
+                    raise ValueError
+            except (ValueError, OverflowError):
                 raise ConfigError(f"schedule '{text}': '{part.strip()}' holds no number") from None
         steps = [step for step, _ in points if step is not None]
         if steps != sorted(set(steps)) or any(step is None for step, _ in points[:-1]):
@@ -44,7 +47,7 @@ class Schedule:
         return cls(tuple(points))
 
     def __str__(self) -> str:
-        return ", ".join(f"{'end' if step is None else step}:{value:g}" for step, value in self.points)
+        return ", ".join(f"{'end' if step is None else step}:{value!r}" for step, value in self.points)
 
     def __call__(self, agent_step: int, total_agent_steps: int) -> float:
         before: tuple[int, float] | None = None
@@ -87,7 +90,7 @@ class EnvironmentConfig:
 class NetworkConfig:
     """Sizes. Only `width` is scaled in the paper."""
 
-    width: float = 4
+    width: float = 4.0
     """m: multiplies the width of the encoder."""
     encoder: Literal["auto", "mlp", "cnn", "impala"] = "auto"
     """auto: by the shape of the observation."""
@@ -239,7 +242,8 @@ class Config:
     def __post_init__(self) -> None:
         for name, rule, limit in _LIMITS:
             value = getattr(getattr(self, _SECTION_OF[name]), name)
-            if not (isinstance(value, int | float) and rule(value)):
+            values = [v for _, v in value.points] if isinstance(value, Schedule) else [value]
+            if not all(math.isfinite(v) and rule(v) for v in values):
                 raise ConfigError(f"{name}={value}: must be {limit}")
         n, trained = self.objective.backup_steps, self.train_steps
         if trained % n:
@@ -302,7 +306,7 @@ _SECTION_OF = {f.name: section for section, kind in _SECTIONS.items() for f in d
 OPTIONS = tuple(_SECTION_OF)
 
 _positive, _not_negative, _share = (lambda x: x > 0), (lambda x: x >= 0), (lambda x: 0 <= x <= 1)
-_LIMITS = [
+_LIMITS: list[tuple[str, Callable[[Any], bool], str]] = [
     *((name, lambda x: x >= 1, "at least 1") for name in (
         "num_envs", "frame_stack", "embedding_dim", "core_dim", "core_blocks", "value_hidden", "prediction_hidden",
         "prior_hidden", "backup_steps", "num_outcomes", "total_agent_steps", "batch_size", "replay_agent_steps",
@@ -311,11 +315,11 @@ _LIMITS = [
     *((name, _not_negative, "0 or more") for name in (
         "burn_in_steps", "train_steps", "min_replay_agent_steps", "eval_every_agent_steps", "checkpoint_every_agent_steps",
         "seed", "threads", "max_episode_agent_steps", "beta_prior", "beta_rec", "beta_kl", "beta_reward",
-        "temperature_lr_multiplier",
+        "temperature_lr_multiplier", "learning_rate",
     )),
     *((name, _positive, "above 0") for name in ("width", "variance_floor", "adam_eps")),
     *((name, lambda x: 0 <= x < 1, "at least 0 and below 1") for name in ("discount", "ema_decay", "adam_beta1", "adam_beta2")),
-    *((name, _share, "between 0 and 1") for name in ("eval_epsilon", "luck_from_eps_wta")),
+    *((name, _share, "between 0 and 1") for name in ("eval_epsilon", "luck_from_eps_wta", "epsilon", "eps_wta")),
 ]  # fmt: skip
 
 
@@ -334,15 +338,20 @@ def _coerce(name: str, value: Any) -> Any:
         return value if isinstance(value, Schedule) else Schedule.parse(str(value))
     if kind is bool and isinstance(value, bool):
         return value
-    if kind is int and isinstance(value, int | float) and not isinstance(value, bool) and value == int(value):
-        return int(value)
+    if kind is int and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise ConfigError(f"{name}={value}: must be a finite number")
+        if value == int(value):
+            return int(value)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return value
+        return float(value)
     if kind is str and isinstance(value, str):
         return value
     choices = getattr(kind, "__args__", ())
     if name == "reward_classes" and isinstance(value, list | tuple):
-        return tuple(float(x) for x in value)
+        if all(isinstance(x, int | float) and math.isfinite(x) for x in value):
+            return tuple(float(x) for x in value)
+        raise ConfigError(f"reward_classes={list(value)}: must be finite numbers")
     if name == "env_kwargs" and isinstance(value, Mapping):
         return dict(value)
     if getattr(kind, "__origin__", None) is Literal:

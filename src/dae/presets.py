@@ -12,7 +12,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "laptop": (
         "small networks and short schedules: minutes on two CPU cores",
         {
-            "num_envs": 8, "frame_stack": 1, "width": 1, "embedding_dim": 128, "core_dim": 128, "core_blocks": 4,
+            "num_envs": 8, "frame_stack": 1, "width": 1, "embedding_dim": 64, "core_dim": 128, "core_blocks": 4,
             "value_hidden": 128, "prediction_hidden": 128, "prior_hidden": 128, "num_outcomes": 8,
             "backup_steps": 16, "burn_in_steps": 8, "batch_size": 32, "agent_steps_per_update": 8,
             "replay_agent_steps": 100_000, "min_replay_agent_steps": 2_000, "total_agent_steps": 50_000,

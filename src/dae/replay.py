@@ -123,6 +123,13 @@ class Replay:
         """All rewards that are stored, of real transitions."""
         return np.asarray(self.reward[self.valid].cpu().numpy())
 
+    def reward_scale(self) -> float:
+        """The standard deviation of the rewards; where they do not vary, their size; where there are none, 1."""
+        rewards = self.rewards().astype(np.float64)
+        size = float(np.abs(rewards).max(initial=0.0))
+        spread = float(rewards.std()) if rewards.size else 0.0
+        return (spread if spread > 1e-6 * size else size) or 1.0
+
     def return_variance(self, discount: float) -> float:
         """Var(G): of the discounted return from every stored step on (PAPER.md D7).
 
@@ -139,7 +146,7 @@ class Replay:
         horizon = math.ceil(math.log(0.05) / math.log(discount)) if 0 < discount < 1 else 1
         stored = np.minimum(self.count, self.slots)
         g = np.zeros(self.num_envs)
-        since_tip = np.zeros(self.num_envs, np.int64)  # steps to the unfinished end; past the horizon once an end was met
+        since_tip = np.ones(self.num_envs, np.int64)  # rewards up to the unfinished end; at the horizon once an end was met
         out_g, out_whole, env = [], [], np.arange(self.num_envs)
         for back in range(1, int(stored.max()) + 1):
             at = (self.count - back) % self.slots, env

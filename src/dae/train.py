@@ -152,7 +152,7 @@ class Trainer:
         s.learning_rate.fill_(cfg.learning.learning_rate(now, total))
         if now >= self._variance_due:
             s.return_variance.fill_(self.replay.return_variance(cfg.objective.discount))
-            s.reward_scale.fill_(float(self.replay.rewards().std()) or 1.0)
+            s.reward_scale.fill_(self.replay.reward_scale())
             self._variance_due = now + cfg.learning.variance_every_agent_steps
 
     def metrics(self) -> dict[str, float]:

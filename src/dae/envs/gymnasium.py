@@ -109,10 +109,10 @@ def _call(make: Callable[..., AnyEnv], kwargs: Mapping[str, Any], name: str) -> 
     kwargs = {k: v for k, v in kwargs.items() if k != "render_mode" or v is not None}
     try:
         return make(**kwargs)
-    except TypeError as error:
-        if "render_mode" in kwargs and "render_mode" in str(error):
+    except Exception as error:
+        if isinstance(error, TypeError) and "render_mode" in kwargs and "render_mode" in str(error):
             return make(**{k: v for k, v in kwargs.items() if k != "render_mode"})
-        raise EnvironmentFault(f"environment {name}: can't be made with {dict(kwargs)}: {error}") from error
+        raise EnvironmentFault(f"environment {name}: can't be made with {dict(kwargs)}: {' '.join(str(error).split())}") from error
 
 
 def _load_class(name: str) -> Callable[..., AnyEnv]:
@@ -135,6 +135,10 @@ def _load_class(name: str) -> Callable[..., AnyEnv]:
 def _find_spec(env_id: str) -> None:
     import dae.envs  # noqa: F401, PLC0415  registers the bundled ones
 
+    if env_id.startswith("MinAtar/"):
+        from dae.envs import minatar  # noqa: PLC0415
+
+        minatar.register()
     if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py") is not None:
         import ale_py  # noqa: PLC0415
 
@@ -152,7 +156,7 @@ def _find_spec(env_id: str) -> None:
 def _make(env_id: str, kwargs: Mapping[str, Any]) -> AnyEnv:
     try:
         return gym.make(env_id, disable_env_checker=True, **{k: v for k, v in kwargs.items() if k != "render_mode" or v is not None})
-    except (TypeError, gym.error.Error, ImportError) as error:
+    except Exception as error:
         raise EnvironmentFault(f"environment '{env_id}' can't be made with {dict(kwargs)}: {' '.join(str(error).split())}") from error
 
 
@@ -176,7 +180,7 @@ class EnvList:
         self._ended, self._steps = [False] * num_envs, [0] * num_envs
 
     def episode_seed(self, env: int) -> int:
-        """Of the episode that environment `env` is in."""
+        """Of the episode that environment `env` is in. 32 bits: many environments take no more."""
         key = (*self._seed.spawn_key, env, self._episode[env])
         return int(np.random.SeedSequence(self._seed.entropy, spawn_key=key).generate_state(1)[0])
 

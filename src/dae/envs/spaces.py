@@ -23,6 +23,7 @@ class _Leaf:
     space: gym.Space[Any]
     part: ObsPart
     channels_last: bool
+    bounds: tuple[NDArray[Any], NDArray[Any]] | None = None
 
 
 class ObservationReader:
@@ -86,7 +87,7 @@ def _leaf(path: tuple[str | int, ...], space: gym.Space[Any], channels: str) -> 
     if isinstance(space, spaces.Box):
         image = len(space.shape) == 3 or (len(space.shape) == 2 and space.dtype == np.uint8)
         if not image and len(space.shape) <= 2:
-            return _Leaf(path, space, ObsPart((int(np.prod(space.shape)),), torch.float32), False)
+            return _Leaf(path, space, ObsPart((int(np.prod(space.shape)),), torch.float32), False, _bounds(space))
         if image:
             return _image_leaf(path, space, channels)
     raise EnvironmentFault(
@@ -97,7 +98,7 @@ def _leaf(path: tuple[str | int, ...], space: gym.Space[Any], channels: str) -> 
 
 def _image_leaf(path: tuple[str | int, ...], space: spaces.Box, channels: str) -> _Leaf:
     shape = space.shape if len(space.shape) == 3 else (1, *space.shape)
-    last = channels == "last" or (channels == "auto" and len(space.shape) == 3 and shape[0] > 4)
+    last = len(space.shape) == 3 and (channels == "last" or (channels == "auto" and shape[0] > 4))
     if last:
         shape = (shape[2], shape[0], shape[1])
     if space.dtype == np.uint8:
@@ -114,8 +115,6 @@ def _read(raw: Any, leaf: _Leaf, batch: tuple[int, ...]) -> NDArray[np.generic]:
         raise ValueError(f"observation '{name}' has the shape {array.shape[len(batch) :]}, its space says {space.shape}")
     if array.dtype.kind not in "fiub":
         raise ValueError(f"observation '{name}' holds {array.dtype}, not numbers")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError(f"observation '{name}' holds NaN or infinity")
     if isinstance(space, spaces.Discrete):
         return _one_hot(array - space.start, int(space.n), name)
     if isinstance(space, spaces.MultiDiscrete):
@@ -123,12 +122,37 @@ def _read(raw: Any, leaf: _Leaf, batch: tuple[int, ...]) -> NDArray[np.generic]:
         return np.concatenate([_one_hot(digits[..., i], int(n), name) for i, n in enumerate(sizes)], -1)
     if len(leaf.part.shape) == 3:
         array = np.moveaxis(array, -1, -3) if leaf.channels_last else array
-        kind = np.uint8 if leaf.part.dtype == torch.uint8 else np.float32
-        return array.reshape(*batch, *leaf.part.shape).astype(kind)
-    return array.reshape(*batch, -1).astype(np.float32)
+        array = array.reshape(*batch, *leaf.part.shape)
+        return _bytes(array, name) if leaf.part.dtype == torch.uint8 else _single(array, name)
+    if leaf.bounds is not None:
+        array = (array - leaf.bounds[0]) / leaf.bounds[1]
+    return _single(array.reshape(*batch, -1), name)
+
+
+def _single(array: NDArray[Any], name: str) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        found = array.astype(np.float32)
+    if not np.isfinite(found).all():
+        raise ValueError(f"observation '{name}' holds NaN or infinity")
+    return found
+
+
+def _bytes(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
+    found = array.astype(np.uint8)
+    if array.dtype not in (np.uint8, np.bool_) and not np.array_equal(found, array):
+        raise ValueError(f"observation '{name}' holds numbers that are no bytes (0 to 255)")
+    return found
+
+
+def _bounds(space: spaces.Box) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """Middle and half width, where a space of real numbers says them and means them: such vectors are read as -1 .. 1."""
+    if space.dtype is None or space.dtype.kind != "f" or not space.is_bounded() or np.abs([space.low, space.high]).max(initial=0) > 1e6:
+        return None
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    return (high + low) / 2, np.where(high > low, (high - low) / 2, 1.0)
 
 
 def _one_hot(index: NDArray[Any], size: int, name: str) -> NDArray[np.float32]:
-    if ((index < 0) | (index >= size)).any():
+    if index.dtype.kind not in "iub" or ((index < 0) | (index >= size)).any():
         raise ValueError(f"observation '{name}' is {index}, outside its space of {size} values")
     return np.eye(size, dtype=np.float32)[index]

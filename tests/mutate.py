@@ -1,0 +1,395 @@
+"""Known mistakes, made one at a time in a copy of the tree: do the tests notice?
+
+    make mutate                          all of them; writes tests/mutations.md
+    .venv/bin/python tests/mutate.py late state    those whose description has all of these words; writes nothing
+
+Ends with 1 if a mistake survives, or if the text that it replaces is not there exactly once.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 240
+
+# What to run for mistakes in a module, the test files that are likeliest to notice first.
+TESTS = {
+    "objective": ("agent",),
+    "agent": ("agent",),
+    "network": ("network", "time_axis", "agent"),
+    "lstm": ("lstm",),
+    "encoders": ("encoders",),
+    "replay": ("replay", "time_axis"),
+    "collect": ("time_axis", "collect"),
+    "evaluate": ("collect",),
+    "train": ("train",),
+    "config": ("config",),
+    "envs/gymnasium": ("envs_gymnasium", "collect"),
+    "envs/spaces": ("spaces",),
+}
+
+# module: [(the mistake, the text that is there exactly once, what stands there instead), ...]
+MISTAKES = {
+    "collect": [
+        ("late state: H stored after o_t", "self.reset, before.core, action", "self.reset, after.core, action"),
+        (
+            "the actor's previous action never moves on",
+            "= stepped.obs, action, reward, after",
+            "= stepped.obs, self.prev_action, reward, after",
+        ),
+        (
+            "the actor's previous reward never moves on",
+            "= stepped.obs, action, reward, after",
+            "= stepped.obs, action, self.prev_reward, after",
+        ),
+        (
+            "the fake transition of an autoreset is counted",
+            "self.agent_steps += int(self.valid.sum())",
+            "self.agent_steps += len(self.valid)",
+        ),
+        ("the fake transition of an autoreset is stored", "= ~self.valid, ~ended", "= ~self.valid, np.ones_like(ended)"),
+        ("a truncated episode is stored as a terminated one", "terminal = stepped.terminated & self.valid", "terminal = ended"),
+        ("SAME_STEP: last observation of the wrong environment", "{name: array[envs] for", "{name: array[: len(envs)] for"),
+        (
+            "SAME_STEP: state of the step before with the last observation",
+            "stepped.final_obs, after)",
+            "stepped.final_obs, before)",
+        ),
+        (
+            "SAME_STEP: the next episode opens without a reset",
+            "= ended, np.ones_like(ended)",
+            "= np.zeros_like(ended), np.ones_like(ended)",
+        ),
+        (
+            "SAME_STEP: a last observation counts as a transition",
+            "none, none.astype(np.float32), no, no)",
+            "none, none.astype(np.float32), no, ~no)",
+        ),
+        ("the actor's frame stack runs across resets", "            old[reset] = 0\n", ""),
+        ("scores run on into the next episode", "self.score[ended], self.length[ended] = 0, 0", "self.length[ended] = 0"),
+        ("lengths count the reset", "self.length += self.valid", "self.length += 1"),
+        ("undeclared rewards pass", "        if not known.all():", "        if False:"),
+    ],
+    "replay": [
+        ("previous action unshifted", "self.action[before]", "self.action[at]"),
+        ("previous reward unshifted", "self.reward[before]", "self.reward[at]"),
+        ("state of the slot after", "self.core_in[at[0][0], env]", "self.core_in[at[0][1], env]"),
+        ("windows look back on overwritten slots", "self.count - self.slots + behind, 0)", "self.count - self.slots, 0)"),
+        ("windows cross the write head", "self.count - length - self.oldest(), 0)", "self.count - length + 1 - self.oldest(), 0)"),
+        ("one write head for all environments", "self.count[envs] += 1", "self.count += 1"),
+        ("windows of the wrong environment", 'side="right"', 'side="left"'),
+        ("frame stack across resets", "same = later_open == 0", "same = later_open >= 0"),
+        ("frame stack newest first", "torch.arange(self.frame_stack - 1, -1, -1,", "torch.arange(0, self.frame_stack,"),
+        ("returns run across truncations", "ends = ~valid[at] | terminal[at]", "ends = terminal[at]"),
+        ("returns without discount", "reward[at] + discount * g, g)", "reward[at] + g, g)"),
+        ("Var(G) counts the unfinished tail", "out_whole.append((since_tip >= horizon)[real])", "out_whole.append(real[real])"),
+        ("Var(G) only counts what lies far from the tip", "since_tip[ends] = horizon", "since_tip[ends] = 0"),
+        ("the rewards' scale counts empty slots", "self.reward[self.valid]", "self.reward.flatten()"),
+    ],
+    "lstm": [
+        ("reset ignored", "h, c = h * keep[t], c * keep[t]", "h, c = h * 1, c * 1"),
+        ("reset wipes c only", "h, c = h * keep[t], c * keep[t]", "h, c = h * 1, c * keep[t]"),
+        ("reset after the step", "h, c = h * keep[t], c * keep[t]", "h, c = (h * keep[t - 1], c * keep[t - 1]) if t else (h, c)"),
+        ("input and forget gate swapped", "i, f, z, o =", "f, i, z, o ="),
+        ("bias of 1 on the input gate", "block)[:, 1] = 1.0", "block)[:, 0] = 1.0"),
+    ],
+    "network": [
+        (
+            "reset ignored for the action before",
+            "inputs.prev_action.masked_fill(inputs.reset, self.sizes.num_actions)",
+            "inputs.prev_action",
+        ),
+        ("reset ignored for the reward before", ".masked_fill(inputs.reset, len(self.sizes.reward_classes))", ""),
+        ("reset ignored for the general reward before", "inputs.prev_reward.masked_fill(inputs.reset, 0.0)", "inputs.prev_reward"),
+        (
+            "one table for the action before and the action taken",
+            "self.next_action(action)], -1)",
+            "self.prev_action(action)], -1)",
+        ),
+        ("no residual around the LSTM", "self.norm(e + self.project(h))", "self.norm(self.project(h))"),
+        (
+            "outcomes lie as reward by observation",
+            "(log_prior[..., :, None] + self.next_reward(ha).log_softmax(-1)[..., None, :])",
+            "(log_prior[..., None, :] + self.next_reward(ha).log_softmax(-1)[..., :, None])",
+        ),
+        ("reward class by the signed difference", ".abs().argmin(-1)", ".argmin(-1)"),
+        ("predictions are not normalised", "prediction = rms_norm(prediction)", "pass"),
+        (
+            "the target embedding knows the action",
+            "return Trunk(x, features, core)",
+            "return Trunk(self.embed(x, inputs), features, core)",
+        ),
+        ("the prior does not see the action", "self.prior(ha)", "self.prior(torch.cat([features, features], -1))"),
+        ("the outcome heads start alike", "per_outcome)\n", "per_outcome)\n        self.prediction[-1].weight.data.zero_()\n"),
+    ],
+    "encoders": [
+        ("pictures of bytes are not scaled", "obs[name].float() * scale", "obs[name].float()"),
+        (
+            "residual blocks without their shortcut",
+            "return x + self.factor * self.branch(x)",
+            "return self.factor * self.branch(x)",
+        ),
+        (
+            "each part of an observation is normalised by itself",
+            "return rms_norm(sum(embeddings[1:], start=embeddings[0]))",
+            "return sum(map(rms_norm, embeddings[1:]), start=rms_norm(embeddings[0]))",
+        ),
+    ],
+    "objective": [
+        ("prior not detached in the luck", "log_prior.detach().exp()", "log_prior.exp()"),
+        (
+            "luck of the wrong sign",
+            "((posterior - log_prior.detach().exp()) * raw_luck)",
+            "((log_prior.detach().exp() - posterior) * raw_luck)",
+        ),
+        ("the farthest prediction wins", "distance.detach().argmin(-1)", "distance.detach().argmax(-1)"),
+        ("eps_WTA not divided by |Z|", "* winner + eps_wta / distance.shape[-1]", "* winner + eps_wta"),
+        (
+            "a sum for the mean over the embedding",
+            "ema_embedding.detach()[:, :, None]).square().mean(-1)",
+            "ema_embedding.detach()[:, :, None]).square().sum(-1)",
+        ),
+        ("discount shifted", "+ discount[t] * backup", "+ discount[t - 1] * backup"),
+        ("bootstrap one slot early", "backup = ema_value[t + 1]", "backup = ema_value[t]"),
+        ("blocks end one slot early", "if (t + 1) % backup_steps == 0:", "if t % backup_steps == 0:"),
+        (
+            "the backup runs through an episode's end",
+            "torch.where(valid[t], corrected if correct_skill else uncorrected, ema_value[t])",
+            "corrected if correct_skill else uncorrected",
+        ),
+        ("skill corrects the first action only", "corrected if correct_skill else uncorrected", "uncorrected"),
+        ("dae_starts ignored", 'if starts == "all":', "if True:"),
+        ("valid mask ignored in the means", "return (x * mask).sum() / mask.sum().clamp_min(1)", "return x.mean()"),
+        (
+            "a mean for the expectation under the target policy",
+            "mean = (policy.detach() * raw_adv).sum(-1)",
+            "mean = raw_adv.mean(-1)",
+        ),
+        (
+            "KL reversed",
+            "(torch.xlogy(policy, policy) - policy * log_pi).sum(-1)",
+            "(log_pi.exp() * (log_pi - policy.log())).sum(-1)",
+        ),
+        (
+            "the temperature loss trains the advantages",
+            "raw_adv.detach() / log_temperature.exp()",
+            "raw_adv / log_temperature.exp()",
+        ),
+        ("log T with the wrong sign", "return log_temperature + beta_kl * kl", "return beta_kl * kl - log_temperature"),
+        ("(1 - eps_WTA) missing in beta_V", "return (1 - eps_wta) / return_variance", "return 1 / return_variance"),
+        ("no floor below Var(G)", "return_variance.clamp_min(floor)", "return_variance"),
+    ],
+    "agent": [
+        ("gamma missing", "discount = c.discount * (~w", "discount = (~w"),
+        ("a terminal bootstraps", "(~w.terminal[k:]).to(reward.dtype)", "torch.ones_like(reward)"),
+        ("target policy from the online advantages", "obj.target_policy(ema_raw_adv, ", "obj.target_policy(raw_adv, "),
+        (
+            "target policy at the online temperature",
+            "obj.target_policy(ema_raw_adv, self.ema_temperature)",
+            "obj.target_policy(ema_raw_adv, self.log_temperature.exp())",
+        ),
+        ("q from the online x", "ema.embedding[k + 1 :]", "self.net.trunk(w.inputs, core).embedding[k + 1 :]"),
+        ("x of the slot itself as its target", "ema.embedding[k + 1 :]", "ema.embedding[k:-1]"),
+        ("the slow network is not used", "ema = self.ema.trunk(w.inputs, core)", "ema = self.net.trunk(w.inputs, core)"),
+        ("luck not gated by eps_WTA", "luck = luck * luck_counts", "pass"),
+        ("luck: < for <= at the cutoff", "s.eps_wta <= c.luck_from_eps_wta", "s.eps_wta < c.luck_from_eps_wta"),
+        ("corrections=skill ignored", 'if c.corrections == "skill+luck" else', "if True else"),
+        ("corrections=none ignored", 'correct_skill=c.corrections != "none"', "correct_skill=True"),
+        (
+            "reward class of the reward before",
+            "obj.joint_posterior(posterior_o, self.net.reward_class(reward),",
+            "obj.joint_posterior(posterior_o, self.net.reward_class(w.inputs.prev_reward[k:-1]),",
+        ),
+        (
+            "burn-in one slot short",
+            "self.net.trunk(w.inputs[:k], core).core",
+            "self.net.trunk(w.inputs[: max(1, k - 1)], core).core",
+        ),
+        ("gradient through the burn-in", "torch.set_grad_enabled(c.burn_in_grad)", "torch.set_grad_enabled(True)"),
+        ("stored states ignored", "core = w.core_in if c.stored_states else", "core = w.core_in if False else"),
+        ("EMA decay swapped", "weight = 1 - self.learning.ema_decay", "weight = self.learning.ema_decay"),
+        (
+            "T not averaged",
+            "self.ema_temperature.lerp_(self.log_temperature.exp(), weight)",
+            "self.ema_temperature.copy_(self.log_temperature.exp())",
+        ),
+        (
+            "log T averaged in place of T",
+            "self.ema_temperature.lerp_(self.log_temperature.exp(), weight)",
+            "self.ema_temperature.lerp_(self.log_temperature, weight)",
+        ),
+        ("gradients add up over updates", "        self.optimizer.zero_grad(set_to_none=True)\n", ""),
+        (
+            "Adam's decays swapped",
+            "betas=(learning.adam_beta1, learning.adam_beta2)",
+            "betas=(learning.adam_beta2, learning.adam_beta1)",
+        ),
+        ("the temperature's own learning rate ignored", "(1.0, self.learning.temperature_lr_multiplier)", "(1.0, 1.0)"),
+        ("epsilon-greedy the wrong way round", "rng.random(greedy.shape) < epsilon", "rng.random(greedy.shape) > epsilon"),
+        (
+            "the aligned actor forgets where episodes opened",
+            "embeddings[1:], resets[1:])",
+            "embeddings[1:], torch.zeros_like(resets[1:]))",
+        ),
+        ("the aligned actor carries its state on", "resets, torch.zeros_like(state.core))", "resets, state.core)"),
+        ("a loaded agent keeps its own slow temperature", 'self.ema_temperature.copy_(state["ema_temperature"])', "pass"),
+    ],
+    "train": [
+        (
+            "one update too many",
+            "begun // learning.agent_steps_per_update - self.updates",
+            "begun // learning.agent_steps_per_update + 1 - self.updates",
+        ),
+        (
+            "updates from the first step on",
+            "begun = self.agent_steps - learning.min_replay_agent_steps",
+            "begun = self.agent_steps",
+        ),
+        ("epsilon by updates", "acting.epsilon(before, total)", "acting.epsilon(self.updates, total)"),
+        ("eps_WTA by updates", "cfg.objective.eps_wta(now, total)", "cfg.objective.eps_wta(self.updates, total)"),
+        ("Var(G) measured once", "self._variance_due = now + ", "self._variance_due = 10**9 + "),
+        (
+            "logging moves the sampler",
+            "drawn = np.linspace(0, ends[-1] - 1, batch).astype(np.int64)",
+            "drawn = self.replay_rng.integers(0, ends[-1], batch)",
+        ),
+        ("one seed for acting and sampling", "np.random.default_rng(seeds.replay)", "np.random.default_rng()"),
+        ("episodes are reported again", "                episodes = []\n", ""),
+    ],
+    "config": [
+        ("schedules ramp from step 0", "share = (agent_step - before[0]) / (at - before[0])", "share = agent_step / at"),
+        ("PyTorch's default for Adam's second decay", "adam_beta2: float = 0.95", "adam_beta2: float = 0.999"),
+        ("the common learning rate", '"0:0, 100k:1.25e-4, end:1.25e-5"', '"0:0, 100k:1.25e-4"'),
+    ],
+    "evaluate": [
+        (
+            "evaluation ends with the first to finish",
+            "running[which] = ~(stepped.terminated | stepped.truncated)",
+            "running[:] = not (stepped.terminated | stepped.truncated).any()",
+        ),
+        ("evaluation forgets the state", "action, state = agent.act(", "action, _ = agent.act("),
+        ("evaluation resets at every step", "reward, np.zeros(episodes, bool)", "reward, np.ones(episodes, bool)"),
+    ],
+    "envs/gymnasium": [
+        ("SAME_STEP: last observation in the wrong row", "rows[name][e] = array", "rows[name][0] = array"),
+        ("DISABLED: the first observation is lost", "return Stepped(self._read(opened), reward", "return Stepped(obs, reward"),
+        ("every episode has the first one's seed", "            self._episode[e] += 1\n", ""),
+        ("actions lose their offset", ".step(self.first_action + action)", ".step(action)"),
+        (
+            "all environments of a vector share a seed",
+            "self.envs.reset(seed=self._seeds)",
+            "self.envs.reset(seed=self._seeds[:1] * self.num_envs)",
+        ),
+    ],
+    "envs/spaces": [
+        ("four channels are taken for pixels", "shape[0] > 4", "shape[0] >= 4"),
+        ("pictures transposed", "np.moveaxis(array, -1, -3)", "np.swapaxes(array, -1, -3)"),
+        ("choices lose their offset", "_one_hot(array - space.start,", "_one_hot(array,"),
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One of the above."""
+
+    module: str
+    what: str
+    old: str
+    new: str
+
+    @property
+    def path(self) -> Path:
+        """From the root of a tree."""
+        return Path("src", "dae", f"{self.module}.py")
+
+
+def copy_tree(to: Path) -> None:
+    """What the tests need, and nothing that is built."""
+    for part in ("src", "tests"):
+        shutil.copytree(ROOT / part, to / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copy(ROOT / "pyproject.toml", to)
+
+
+def first_failure(tree: Path, names: list[str]) -> str | None:
+    """The first test that fails in that tree, or nothing."""
+    env = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    files = [f"tests/test_{name}.py" for name in names]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout", "100", *files]
+    try:
+        run = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"no end within {SECONDS} s"
+    if run.returncode == 0:
+        return None
+    found = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(.+?)(?: - |$)", run.stdout, re.MULTILINE)
+    if found is None or run.returncode != 1:
+        raise RuntimeError(f"pytest could not run:\n{run.stdout[-3000:]}{run.stderr[-3000:]}")
+    return found[1]
+
+
+def try_out(mistake: Mistake) -> str:
+    """Who notices it: a test's name, SURVIVED, or why it could not be made."""
+    text = (ROOT / mistake.path).read_text()
+    if text.count(mistake.old) != 1:
+        return f"DOES NOT APPLY: {mistake.old!r} occurs {text.count(mistake.old)} times"
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+        tree = Path(folder)
+        copy_tree(tree)
+        (tree / mistake.path).write_text(text.replace(mistake.old, mistake.new))
+        likely = list(TESTS[mistake.module])
+        others = [name for name in dict.fromkeys(n for names in TESTS.values() for n in names) if name not in likely]
+        try:
+            return first_failure(tree, likely) or first_failure(tree, others) or "SURVIVED"
+        except RuntimeError as error:
+            return f"DOES NOT RUN: {error}"
+
+
+def main() -> int:
+    """Everything, two at a time."""
+    wanted = [word.lower() for word in sys.argv[1:]]
+    mistakes = [Mistake(module, *entry) for module, entries in MISTAKES.items() for entry in entries]
+    mistakes = [m for m in mistakes if all(word in f"{m.module} {m.what}".lower() for word in wanted)]
+    start, found = time.monotonic(), {}
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(2) as pool:
+        copy_tree(Path(folder))
+        names = list(dict.fromkeys(name for m in mistakes for name in TESTS[m.module]))
+        already = pool.submit(first_failure, Path(folder), names).result()
+        if already:
+            print(f"without any mistake the tests fail already: {already}")
+            return 1
+        for mistake, by in zip(mistakes, pool.map(try_out, mistakes), strict=True):
+            found[mistake] = by
+            print(f"{mistake.module}: {mistake.what}: {by}", flush=True)
+    escaped = [m for m, by in found.items() if by.startswith(("SURVIVED", "DOES NOT"))]
+    print(f"{len(found) - len(escaped)} of {len(found)} mistakes caught, in {time.monotonic() - start:.0f} s")
+    if not wanted:
+        write_table(found)
+    return 1 if escaped else 0
+
+
+def write_table(found: dict[Mistake, str]) -> None:
+    """tests/mutations.md"""
+
+    def cell(text: str) -> str:
+        return text.splitlines()[0].replace("|", "\\|")
+
+    rows = [f"| `{m.module}.py` | {cell(m.what)} | `{cell(by)}` |" for m, by in found.items()]
+    head = [
+        "# Mistakes that the tests notice", "",
+        "Each was made alone, in a copy of the tree; named is the first test that failed. Written by `make mutate`.", "",
+        "| where | the mistake | caught by |", "|---|---|---|",
+    ]  # fmt: skip
+    (ROOT / "tests" / "mutations.md").write_text("\n".join([*head, *rows]) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
