@@ -129,13 +129,15 @@ class DAE:
         size = len(next(iter(arrays.values())))
         start = np.broadcast_to(np.asarray(state is None if episode_start is None else episode_start, bool), (size,)).copy()
         if state is None:
-            inputs = ActingInputs(size, self.config.environment.frame_stack, self.agent.device)
-            state = PredictState(self.agent.initial_state(size), inputs, np.zeros(size, np.int64))
+            acting = ActingInputs(size, self.config.environment.frame_stack, self.agent.device)
+            state = PredictState(self.agent.initial_state(size), acting, np.zeros(size, np.int64))
             if episode_start is not None and not start.all():
                 self._warn("predict() was called without the state of the step before: the agent has forgotten the episode")
             start[:] = True
         elif reward is None and not start.all():
-            self._warn("predict() was called without `reward`: the agent, which sees rewards, is told 0; player() keeps account of it")
+            self._warn(
+                "predict() was called without `reward`: the agent, which sees rewards, is told 0; player() keeps account of it"
+            )
         earned = np.broadcast_to(np.asarray(0.0 if reward is None else reward, np.float32), (size,)).copy()
         epsilon = 0.0 if deterministic else self.config.acting.eval_epsilon
         inputs = state.inputs(arrays, state.prev_action, earned, start)
@@ -257,7 +259,9 @@ class Player:
             yield reward, env.render() if env.render_mode == "rgb_array" else None
 
 
-def load_player(path: str | Path, env: Any = None, epsilon: float = 0.0, seed: int = 0, device: str = "cpu") -> tuple[Player, EnvSource]:
+def load_player(
+    path: str | Path, env: Any = None, epsilon: float = 0.0, seed: int = 0, device: str = "cpu"
+) -> tuple[Player, EnvSource]:
     """A player and its environment from an export, a checkpoint or a run folder."""
     tensors, blueprint = load_acting(Path(path))
     cfg = blueprint.config
@@ -281,7 +285,9 @@ def _named_env(env: Any, blueprint: Blueprint, path: str) -> Any:
         return env
     if blueprint.env_id is None:
         name = blueprint.config.environment.env or "package.module:Class"
-        raise ConfigError(f"{path}: its environment is not a plain Gymnasium id, so name it again: --env {name} (in Python: env=...)")
+        raise ConfigError(
+            f"{path}: its environment is not a plain Gymnasium id, so name it again: --env {name} (in Python: env=...)"
+        )
     return blueprint.env_id
 
 

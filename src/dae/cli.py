@@ -135,7 +135,7 @@ def run(argv: list[str]) -> int:
         if not argv or argv[0] in ("-h", "--help", "help"):
             return _overview()
         if argv[0] == "--version":
-            import dae  # noqa: PLC0415
+            import dae
 
             print(dae.__version__)
             return 0
@@ -157,7 +157,7 @@ def run(argv: list[str]) -> int:
 
 def train(options: Train) -> int:
     """`dae train`."""
-    from dae.run.session import train_to_folder  # noqa: PLC0415
+    from dae.run.session import train_to_folder
 
     folder = train_to_folder(options.config, options.preset, options.weights, options.overwrite, options.quiet)
     return 0 if folder else 1
@@ -165,8 +165,8 @@ def train(options: Train) -> int:
 
 def evaluate(options: Eval) -> int:
     """`dae eval`."""
-    from dae.api import load_player  # noqa: PLC0415
-    from dae.evaluate import evaluate as score  # noqa: PLC0415
+    from dae.api import load_player
+    from dae.evaluate import evaluate as score
 
     _at_least("episodes", options.episodes, 1)
     player, source = load_player(options.path, options.env or None)
@@ -182,8 +182,8 @@ def evaluate(options: Eval) -> int:
 
 def play(options: Play) -> int:
     """`dae play`."""
-    from dae.api import load_player  # noqa: PLC0415
-    from dae.run.session import film  # noqa: PLC0415
+    from dae.api import load_player
+    from dae.run.session import film
 
     _at_least("episodes", options.episodes, 1)
     player, source = load_player(options.path, options.env or None, options.epsilon, options.seed)
@@ -199,7 +199,7 @@ def play(options: Play) -> int:
 
 def check(options: Check) -> int:
     """`dae check`."""
-    from dae.envs.check import check_env  # noqa: PLC0415
+    from dae.envs.check import check_env
 
     _at_least("steps", options.steps, 1)
     rows = check_env(options.env, dict(options.env_kwargs), options.steps, options.seed)
@@ -217,7 +217,7 @@ def check(options: Check) -> int:
 
 def describe(options: Describe) -> int:
     """`dae describe`."""
-    from dae import describe as pages  # noqa: PLC0415
+    from dae import describe as pages
 
     console = Console()
     if options.presets:
@@ -232,7 +232,7 @@ def describe(options: Describe) -> int:
 
 def doctor(options: Doctor) -> int:
     """`dae doctor`."""
-    from dae.run.session import examine  # noqa: PLC0415
+    from dae.run.session import examine
 
     found, numbers = examine(Path(options.path), options.last)
     table = Table(box=box.SIMPLE_HEAD, title=f"health over the last {options.last:.0%} of {options.path}", title_justify="left")
@@ -250,8 +250,8 @@ def doctor(options: Doctor) -> int:
 
 def export(options: Export) -> int:
     """`dae export`."""
-    from dae.run.checkpoint import export as write  # noqa: PLC0415
-    from dae.run.checkpoint import latest_checkpoint, load_checkpoint  # noqa: PLC0415
+    from dae.run.checkpoint import export as write
+    from dae.run.checkpoint import latest_checkpoint, load_checkpoint
 
     tensors, blueprint, _ = load_checkpoint(latest_checkpoint(Path(options.path)))
     path = write(Path(options.to), tensors, blueprint)
@@ -297,10 +297,12 @@ def _preset_names(argv: list[str]) -> list[str]:
 
 
 def _one_line(box: str, argv: list[str]) -> str:
-    """tyro's boxed complaint as one line: what is wrong, and the nearest right name."""
+    """Tyro's boxed complaint as one line: what is wrong, and the nearest right name."""
     lines = [line.strip("│╭╮╰╯─ \t") for line in box.splitlines()]
     text = " ".join(line for line in lines[1:] if line)
-    text = text.split("For full helptext")[0].split("Argument helptext")[0].split("Perhaps you meant")[0].split("Similar arguments")[0]
+    text = (
+        text.split("For full helptext")[0].split("Argument helptext")[0].split("Perhaps you meant")[0].split("Similar arguments")[0]
+    )
     text = " ".join(text.split()).rstrip(".")
     if not text.startswith("Unrecognized"):
         return text

@@ -32,7 +32,9 @@ class Schedule:
         for part in str(text).split(","):
             match = re.fullmatch(r"\s*(?:(end|[\d.]+([kM]?)):)?\s*([-+\d.eE]+)\s*", part)
             if match is None:
-                raise ConfigError(f"schedule '{text}': '{part.strip()}' is not STEP:VALUE, for example '0:1, 10k:0.01' or 'end:0.1'")
+                raise ConfigError(
+                    f"schedule '{text}': '{part.strip()}' is not STEP:VALUE, for example '0:1, 10k:0.01' or 'end:0.1'"
+                )
             step, unit, value = match.groups()
             try:
                 agent_step = None if step == "end" else round(float((step or "0").rstrip("kM")) * _UNITS[unit or ""])
@@ -202,6 +204,8 @@ class ActingConfig:
     """The first episode of each of so many environments."""
     eval_every_agent_steps: int = 250_000
     """0: only at the end."""
+    stop_at_score: float | None = None
+    """End the run after an evaluation whose mean score is at least this."""
 
 
 @dataclass(frozen=True)
@@ -347,6 +351,8 @@ def _coerce(name: str, value: Any) -> Any:
         return float(value)
     if kind is str and isinstance(value, str):
         return value
+    if kind == float | None and (value is None or (isinstance(value, int | float) and not isinstance(value, bool))):
+        return None if value is None else float(value)
     choices = getattr(kind, "__args__", ())
     if name == "reward_classes" and isinstance(value, list | tuple):
         if all(isinstance(x, int | float) and math.isfinite(x) for x in value):

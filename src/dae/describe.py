@@ -27,7 +27,11 @@ def component_sizes(cfg: Config, spec: ObsSpec, actions: int, reward_classes: tu
 
 def paper_table(actions: int = 18) -> Table:
     """The paper's table of parameters, beside what this network has at m = 1, 2, 4, 8 on 84x84x4."""
-    table = Table(box=box.SIMPLE_HEAD, title=f"parameters, 84x84x4, {actions} actions (the paper's table in millions in brackets)", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"parameters, 84x84x4, {actions} actions (the paper's table in millions in brackets)",
+        title_justify="left",
+    )
     table.add_column("component")
     widths = (1, 2, 4, 8)
     columns = [component_sizes(Config().override(width=m), ATARI_SPEC, actions, (-1.0, 0.0, 1.0)) for m in widths]

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def update_metrics(weighted: dict[str, Tensor], parts: dict[str, Tensor], log_temperature: Tensor, s: "Signals") -> dict[str, Tensor]:
+def update_metrics(
+    weighted: dict[str, Tensor], parts: dict[str, Tensor], log_temperature: Tensor, s: "Signals"
+) -> dict[str, Tensor]:
     """Named as in docs/metrics.md; 0-d tensors, no host sync."""
     valid, posterior = parts["valid"], parts["posterior_o"]
     prior = parts["log_prior"].exp()
@@ -77,7 +79,9 @@ def findings(metrics: Mapping[str, float], num_outcomes: int) -> list[Finding]:
         "anneal eps_wta more slowly, or raise beta_rec",
     )
     note(
-        m["dae/luck_size"] > 0 and abs(m["dae/luck_mean"]) > 0.3 * m["dae/luck_size"] and m["dae/luck_size"] > 0.1 * m["dae/adv_size"],
+        m["dae/luck_size"] > 0
+        and abs(m["dae/luck_mean"]) > 0.3 * m["dae/luck_size"]
+        and m["dae/luck_size"] > 0.1 * m["dae/adv_size"],
         f"uncentred luck: its mean is {m['dae/luck_mean']:.3g}, its size {m['dae/luck_size']:.3g}",
         "try outcome_prior=joint, more outcomes, or a larger beta_prior",
     )

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dae.agent import ActorState, Agent
+from dae.agent import Actor, ActorState
 from dae.collect import ActingInputs, Episode
 from dae.envs.gymnasium import AnyEnv, EnvList
 
 
 def evaluate(
-    agent: Agent, make: Callable[[], AnyEnv], episodes: int, epsilon: float, seed: np.random.SeedSequence, channels: str = "auto"
+    agent: Actor, make: Callable[[], AnyEnv], episodes: int, epsilon: float, seed: np.random.SeedSequence, channels: str = "auto"
 ) -> list[Episode]:
     """One episode of each environment: taking the first to finish would favour short ones. Raw scores."""
     env_seed, acting_seed = seed.spawn(2)

@@ -29,11 +29,15 @@ class Inputs:
     """o_t opens an episode: forget the recurrent state, the action and the reward before it."""
 
     def __getitem__(self, slots: slice) -> "Inputs":
-        return Inputs({k: v[slots] for k, v in self.obs.items()}, self.prev_action[slots], self.prev_reward[slots], self.reset[slots])
+        return Inputs(
+            {k: v[slots] for k, v in self.obs.items()}, self.prev_action[slots], self.prev_reward[slots], self.reset[slots]
+        )
 
 
 @dataclass(frozen=True)
 class Trunk:
+    """What comes out of encoder and core."""
+
     embedding: Float[Tensor, "t b d"]
     """x_t, of the observation alone."""
     features: Float[Tensor, "t b d"]
@@ -136,6 +140,7 @@ class Network(nn.Module):
         self.prev_action = nn.Embedding(s.num_actions + 1, d)  # the last row: none, at an episode's first step
         self.prev_reward = nn.Embedding(len(s.reward_classes) + 1, d) if s.reward_classes else nn.Linear(1, d)
         self.core = (RecurrentCore if s.core == "lstm" else FeedForwardCore)(d, s.core_dim, s.core_blocks)
+        self.reward_values: Tensor
         self.register_buffer("reward_values", torch.tensor(s.reward_classes), persistent=False)
 
         self.adv = head(d, s.value_hidden, s.num_actions, last_gain=0.1)

@@ -48,7 +48,9 @@ def bytes_needed(spec: ObsSpec, capacity: int, state_dim: int) -> int:
 class Replay:
     """Rings of `capacity // num_envs` slots, one for each environment, each with its own write head."""
 
-    def __init__(self, spec: ObsSpec, num_envs: int, capacity: int, state_dim: int, frame_stack: int, device: torch.device | str = "cpu"):
+    def __init__(
+        self, spec: ObsSpec, num_envs: int, capacity: int, state_dim: int, frame_stack: int, device: torch.device | str = "cpu"
+    ):
         self.slots, self.num_envs, self.frame_stack, self.device = capacity // num_envs, num_envs, frame_stack, device
 
         def ring(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -75,7 +77,13 @@ class Replay:
         at = torch.from_numpy(self.count[envs] % self.slots), torch.from_numpy(envs)
         for name, stored in self.obs.items():
             stored[at] = torch.as_tensor(obs[name], dtype=stored.dtype, device=self.device)
-        numbers = ((self.reset, reset), (self.action, action), (self.reward, reward), (self.terminal, terminal), (self.valid, valid))
+        numbers = (
+            (self.reset, reset),
+            (self.action, action),
+            (self.reward, reward),
+            (self.terminal, terminal),
+            (self.valid, valid),
+        )
         for stored, number in numbers:
             stored[at] = torch.as_tensor(number, dtype=stored.dtype, device=self.device)
         self.core_in[at] = core_in.to(self.core_in)
@@ -117,7 +125,9 @@ class Replay:
         # A frame is of this episode unless an opening frame lies between it and the newest one, the newest included.
         later_open = opens.flip(-1).cumsum(-1).flip(-1) - opens.long()
         same = later_open == 0
-        return {name: ring[frames] * same.view(*same.shape, *[1] * (ring.dim() - 2)).to(ring.dtype) for name, ring in self.obs.items()}
+        return {
+            name: ring[frames] * same.view(*same.shape, *[1] * (ring.dim() - 2)).to(ring.dtype) for name, ring in self.obs.items()
+        }
 
     def rewards(self) -> NDArray[np.float32]:
         """All rewards that are stored, of real transitions."""

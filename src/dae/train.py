@@ -11,10 +11,10 @@ from torch import Tensor
 from dae.agent import Agent, Signals
 from dae.collect import Collector, Episode
 from dae.config import Config
+from dae.encoders import ObsSpec
 from dae.envs.gymnasium import AnyEnv, Envs
 from dae.errors import ConfigError
 from dae.evaluate import evaluate
-from dae.encoders import ObsSpec
 from dae.network import Network, Sizes, make_sizes
 from dae.replay import Replay
 
@@ -64,7 +64,9 @@ def pick_reward_classes(cfg: Config, declared: tuple[float, ...]) -> tuple[float
     """The classes in force; empty: general rewards."""
     mode, given = cfg.environment.rewards, cfg.environment.reward_classes
     if mode == "classes" and not (given or declared):
-        raise ConfigError("rewards=classes: the environment declares no reward classes; name them, for example --reward-classes -1 0 1")
+        raise ConfigError(
+            "rewards=classes: the environment declares no reward classes; name them, for example --reward-classes -1 0 1"
+        )
     return () if mode == "general" else given or declared
 
 
@@ -92,7 +94,12 @@ class Trainer:
         self.cfg, self.envs, self.agent, self.make_eval_env = cfg, envs, agent, make_eval_env
         seeds = self.seeds = Seeds.of(cfg.run.seed)
         self.replay = Replay(
-            envs.spec, envs.num_envs, cfg.learning.replay_agent_steps, agent.net.state_dim, cfg.environment.frame_stack, agent.device
+            envs.spec,
+            envs.num_envs,
+            cfg.learning.replay_agent_steps,
+            agent.net.state_dim,
+            cfg.environment.frame_stack,
+            agent.device,
         )
         self.replay_rng = np.random.default_rng(seeds.replay)
         self.collector = Collector(envs, agent, self.replay, np.random.default_rng(seeds.acting), agent.net.sizes.reward_classes)
@@ -122,8 +129,16 @@ class Trainer:
                 episodes = []
             last = self.agent_steps >= total
             if _passed(before, self.agent_steps, acting.eval_every_agent_steps) or last:
-                yield self.evaluate()
+                report = self.evaluate()
+                yield report
+                if self.reached(report):
+                    break
         yield Report("end", self.agent_steps, self.updates)
+
+    def reached(self, report: Report) -> bool:
+        """Whether an evaluation was as good as was asked for."""
+        goal, scores = self.cfg.acting.stop_at_score, [e.score for e in report.episodes]
+        return goal is not None and bool(scores) and float(np.mean(scores)) >= goal
 
     def updates_owed(self) -> int:
         """The replay ratio: one update for every so many agent steps since learning began."""

@@ -80,7 +80,9 @@ def _behaviour(env: AnyEnv, steps: int, seed: int) -> Iterator[Row]:
         seen = f"{len(lengths)} episodes of {np.mean(lengths):.0f} steps; {terminations} terminated, {truncations} truncated"
         yield Row("ok", "episodes end", seen)
     else:
-        yield Row("note", "episodes end", f"none of {steps} random steps ended one; give --max-episode-agent-steps if none ever will")
+        yield Row(
+            "note", "episodes end", f"none of {steps} random steps ended one; give --max-episode-agent-steps if none ever will"
+        )
     yield from _rewards(rewards, declared_reward_classes(env))
 
 
@@ -92,7 +94,11 @@ def _rewards(seen: set[float], declared: tuple[float, ...]) -> Iterator[Row]:
             raise _Broken("rewards are among metadata['reward_classes']", f"{stray[0]:g} is not among {list(declared)}")
         yield Row("ok", "rewards are among metadata['reward_classes']", f"{values} of {list(declared)}")
     elif len(seen) <= 5:
-        yield Row("note", "reward values", f"{values}: if these are all, --reward-classes {' '.join(f'{r:g}' for r in sorted(seen))} is exact")
+        yield Row(
+            "note",
+            "reward values",
+            f"{values}: if these are all, --reward-classes {' '.join(f'{r:g}' for r in sorted(seen))} is exact",
+        )
     else:
         yield Row("ok", "reward values", f"{values}: general rewards")
     if seen == {0.0}:
@@ -109,8 +115,12 @@ def _seeding(one: AnyEnv, two: AnyEnv, seed: int) -> Iterator[Row]:
         pairs.append((a[0], b[0]))
         if a[2] or a[3] or b[2] or b[3]:
             break
-    same = all(np.array_equal(x, y) for a, b in pairs for x, y in zip(reader.read(a).values(), reader.read(b).values(), strict=True))
-    yield Row("ok" if same else "note", "the same seed gives the same episode", "yes" if same else "no: runs can't be repeated exactly")
+    same = all(
+        np.array_equal(x, y) for a, b in pairs for x, y in zip(reader.read(a).values(), reader.read(b).values(), strict=True)
+    )
+    yield Row(
+        "ok" if same else "note", "the same seed gives the same episode", "yes" if same else "no: runs can't be repeated exactly"
+    )
     one.close()
     two.close()
 

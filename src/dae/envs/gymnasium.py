@@ -25,6 +25,7 @@ from dae.envs.spaces import ObservationReader, num_actions
 from dae.errors import ConfigError, EnvironmentFault, nearest
 
 AnyEnv = gym.Env[Any, Any]
+LARGEST_REWARD = float(np.finfo(np.float32).max)
 Arrays = dict[str, NDArray[np.generic]]
 
 
@@ -129,18 +130,18 @@ def _load_class(name: str) -> Callable[..., AnyEnv]:
         raise ConfigError(f"environment '{name}': module {module} has no {attribute}{nearest(attribute, known)}") from None
     if not callable(found):
         raise ConfigError(f"environment '{name}': {attribute} can't be called")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _find_spec(env_id: str) -> None:
-    import dae.envs  # noqa: F401, PLC0415  registers the bundled ones
+    import dae.envs  # noqa: F401  registers the bundled ones
 
     if env_id.startswith("MinAtar/"):
-        from dae.envs import minatar  # noqa: PLC0415
+        from dae.envs import minatar
 
         minatar.register()
     if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py") is not None:
-        import ale_py  # noqa: PLC0415
+        import ale_py
 
         gym.register_envs(ale_py)
     try:
@@ -155,9 +156,13 @@ def _find_spec(env_id: str) -> None:
 
 def _make(env_id: str, kwargs: Mapping[str, Any]) -> AnyEnv:
     try:
-        return gym.make(env_id, disable_env_checker=True, **{k: v for k, v in kwargs.items() if k != "render_mode" or v is not None})
+        return gym.make(
+            env_id, disable_env_checker=True, **{k: v for k, v in kwargs.items() if k != "render_mode" or v is not None}
+        )
     except Exception as error:
-        raise EnvironmentFault(f"environment '{env_id}' can't be made with {dict(kwargs)}: {' '.join(str(error).split())}") from error
+        raise EnvironmentFault(
+            f"environment '{env_id}' can't be made with {dict(kwargs)}: {' '.join(str(error).split())}"
+        ) from error
 
 
 def declared_reward_classes(env: AnyEnv | VectorEnv[Any, Any, Any]) -> tuple[float, ...]:
@@ -227,7 +232,7 @@ class EnvList:
             number = float(reward)
         except (TypeError, ValueError):
             raise self._fault(e, "step", f"returned the reward {reward!r}, which is no number") from None
-        if not np.isfinite(number):
+        if not abs(number) <= LARGEST_REWARD:  # NaN, infinity, and what would become infinity in single precision
             raise self._fault(e, "step", f"returned the reward {number}")
         for word, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
@@ -260,7 +265,8 @@ class VectorAdapter:
 
     def reset(self) -> Arrays:
         """First observations of all."""
-        return self._read(self.envs.reset(seed=self._seeds)[0])
+        raw, _ = self.envs.reset(seed=self._seeds)  # type: ignore[arg-type]
+        return self._read(raw)
 
     def step(self, actions: NDArray[np.int64]) -> Stepped:
         """One step of all environments."""

@@ -146,7 +146,12 @@ def _bytes(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
 
 def _bounds(space: spaces.Box) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """Middle and half width, where a space of real numbers says them and means them: such vectors are read as -1 .. 1."""
-    if space.dtype is None or space.dtype.kind != "f" or not space.is_bounded() or np.abs([space.low, space.high]).max(initial=0) > 1e6:
+    if (
+        space.dtype is None
+        or space.dtype.kind != "f"
+        or not space.is_bounded()
+        or np.abs([space.low, space.high]).max(initial=0) > 1e6
+    ):
         return None
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     return (high + low) / 2, np.where(high > low, (high - low) / 2, 1.0)

@@ -46,7 +46,10 @@ class Blueprint:
     updates: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        spec = {n: {"shape": list(p.shape), "dtype": str(p.dtype).removeprefix("torch."), "scale": p.scale} for n, p in self.spec.items()}
+        spec = {
+            n: {"shape": list(p.shape), "dtype": str(p.dtype).removeprefix("torch."), "scale": p.scale}
+            for n, p in self.spec.items()
+        }
         return {
             "format": FORMAT, "config": self.config.flat(), "observation": spec, "num_actions": self.num_actions,
             "reward_classes": list(self.reward_classes), "env_id": self.env_id, "env_kwargs": dict(self.env_kwargs),

@@ -21,19 +21,36 @@ def learning_curve(folder: Path, title: str) -> Path:
     """`curve.png`: training episodes as points, evaluation as mean and 95% interval, and what the model says of itself."""
     if not have("matplotlib"):
         raise MissingExtra("the learning curve", "plots")
-    import matplotlib as mpl  # noqa: PLC0415
+    import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib import pyplot as plt
 
     episodes, metrics, points = (read_jsonl(folder / f"{n}.jsonl") for n in ("episodes", "metrics", "eval"))
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), height_ratios=(2, 1), sharex=True, constrained_layout=True)
-    top.plot([e["agent_steps"] for e in episodes], [e["score"] for e in episodes], ".", ms=2, alpha=0.35, color="tab:grey", label="training episodes")
+    top.plot(
+        [e["agent_steps"] for e in episodes],
+        [e["score"] for e in episodes],
+        ".",
+        ms=2,
+        alpha=0.35,
+        color="tab:grey",
+        label="training episodes",
+    )
     steps = sorted({e["agent_steps"] for e in points})
     scores = [np.array([e["score"] for e in points if e["agent_steps"] == s]) for s in steps]
     if steps:
         half = [1.96 * s.std(ddof=1) / np.sqrt(len(s)) if len(s) > 1 else 0.0 for s in scores]
-        top.errorbar(steps, [s.mean() for s in scores], half, fmt="o-", ms=4, capsize=2, color="tab:blue", label=f"evaluation, {len(scores[-1])} episodes")
+        top.errorbar(
+            steps,
+            [s.mean() for s in scores],
+            half,
+            fmt="o-",
+            ms=4,
+            capsize=2,
+            color="tab:blue",
+            label=f"evaluation, {len(scores[-1])} episodes",
+        )
     top.set_ylabel("score")
     top.set_title(title)
     top.legend(loc="best", frameon=False)
@@ -55,7 +72,7 @@ def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], fps: int) -> Pa
     """H.264, playable anywhere."""
     if not have("av"):
         raise MissingExtra("video", "video")
-    import av  # noqa: PLC0415
+    import av
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:

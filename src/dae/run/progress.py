@@ -75,11 +75,19 @@ class Progress:
         if self._live:
             self._live.update(self._panel(), refresh=True)
         elif report.kind == "eval" and report.episodes:
-            print(f"{self.steps:>10,} steps  evaluation {self.evals[-1][1]:.4g} over {len(report.episodes)} episodes", file=sys.stderr, flush=True)
+            print(
+                f"{self.steps:>10,} steps  evaluation {self.evals[-1][1]:.4g} over {len(report.episodes)} episodes",
+                file=sys.stderr,
+                flush=True,
+            )
         elif report.kind == "train":
             score = f"{sum(self.scores) / len(self.scores):.4g}" if self.scores else "-"
             left = self._left()
-            print(f"{self.steps:>10,} steps  {self.speed:>7,.0f}/s  {left} left  score {score}  {self._health()}", file=sys.stderr, flush=True)
+            print(
+                f"{self.steps:>10,} steps  {self.speed:>7,.0f}/s  {left} left  score {score}  {self._health()}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _left(self) -> str:
         if not self.speed:
@@ -100,7 +108,11 @@ class Progress:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", min_width=12)
         grid.add_column()
-        score = f"{sum(self.scores) / len(self.scores):.4g} (last {len(self.scores)} episodes)" if self.scores else "no episode has ended yet"
+        score = (
+            f"{sum(self.scores) / len(self.scores):.4g} (last {len(self.scores)} episodes)"
+            if self.scores
+            else "no episode has ended yet"
+        )
         grid.add_row("steps", f"{self.steps:,} of {self.total:,}   {self.updates:,} updates")
         grid.add_row("speed", f"{self.speed:,.0f} steps/s   {self._left()} left")
         grid.add_row("training", score)

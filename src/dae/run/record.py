@@ -100,9 +100,9 @@ class TensorBoard:
     """TensorBoard's event files, in the run folder."""
 
     def __init__(self, folder: Path):
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+        from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(str(folder / "tensorboard"))
 
     @staticmethod
     def available() -> bool:
@@ -111,10 +111,10 @@ class TensorBoard:
 
     def log(self, numbers: Mapping[str, float], agent_steps: int) -> None:
         for name, number in numbers.items():
-            self.writer.add_scalar(name, number, agent_steps)  # type: ignore[no-untyped-call]
+            self.writer.add_scalar(name, number, agent_steps)
 
     def close(self) -> None:
-        self.writer.close()  # type: ignore[no-untyped-call]
+        self.writer.close()
 
 
 def provenance() -> dict[str, Any]:

@@ -30,12 +30,20 @@ def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite
     if weights:
         agent.load_weights(weights)
         say(f"starting from the networks of {weights}: weights only, with a new replay, optimiser and schedules")
-    about = {"environment": agent.source.name, "presets": list(presets), "from": weights, "frames_per_agent_step": 1, "num_outcomes": cfg.objective.num_outcomes}
+    about = {
+        "environment": agent.source.name,
+        "presets": list(presets),
+        "from": weights,
+        "frames_per_agent_step": 1,
+        "num_outcomes": cfg.objective.num_outcomes,
+    }
     recorder = Recorder.create(folder, cfg, about, overwrite)
     say(f"{folder}: {describe(agent)}")
     how = "failed"
     try:
-        with Progress(f"{agent.source.name} · seed {cfg.run.seed}", cfg.learning.total_agent_steps, cfg.objective.num_outcomes, quiet) as progress:
+        with Progress(
+            f"{agent.source.name} · seed {cfg.run.seed}", cfg.learning.total_agent_steps, cfg.objective.num_outcomes, quiet
+        ) as progress:
             for report in agent.reports():
                 recorder.write(report, progress.show(report))
                 if checkpoint_due(agent, report):
@@ -75,7 +83,7 @@ def checkpoint_due(agent: DAE, report: Report) -> bool:
 def keep_checkpoint(agent: DAE, folder: Path) -> Path:
     """Save, and drop all but the newest few."""
     kept = agent.save(folder / "checkpoints" / f"{agent.blueprint.agent_steps:012d}")
-    import shutil  # noqa: PLC0415
+    import shutil
 
     for old in sorted(p for p in kept.parent.iterdir() if p.name.isdigit())[:-KEPT_CHECKPOINTS]:
         shutil.rmtree(old)
