@@ -128,7 +128,11 @@ MISTAKES = {
             "return Trunk(self.embed(x, inputs), features, core)",
         ),
         ("the prior does not see the action", "self.prior(ha)", "self.prior(torch.cat([features, features], -1))"),
-        ("the outcome heads start alike", "per_outcome)\n", "per_outcome)\n        self.prediction[-1].weight.data.zero_()\n"),
+        (
+            "the outcome heads start alike",
+            "per_outcome)\n",
+            "per_outcome)\n        self.prediction[-1].apply(lambda m: [nn.init.zeros_(p) for p in m.parameters()])\n",
+        ),
     ],
     "encoders": [
         ("pictures of bytes are not scaled", "obs[name].float() * scale", "obs[name].float()"),
@@ -267,7 +271,7 @@ MISTAKES = {
     "config": [
         ("schedules ramp from step 0", "share = (agent_step - before[0]) / (at - before[0])", "share = agent_step / at"),
         ("PyTorch's default for Adam's second decay", "adam_beta2: float = 0.95", "adam_beta2: float = 0.999"),
-        ("the common learning rate", '"0:0, 100k:1.25e-4, end:1.25e-5"', '"0:0, 100k:1.25e-4"'),
+        ("the learning rate stays up", '_schedule("0:0, 100k:1.25e-4, end:1.25e-5")', '_schedule("0:0, 100k:1.25e-4")'),
     ],
     "evaluate": [
         (
@@ -292,6 +296,7 @@ MISTAKES = {
     "envs/spaces": [
         ("four channels are taken for pixels", "shape[0] > 4", "shape[0] >= 4"),
         ("pictures transposed", "np.moveaxis(array, -1, -3)", "np.swapaxes(array, -1, -3)"),
+        ("bounded vectors are not centred", "(array - leaf.bounds[0]) / leaf.bounds[1]", "array / leaf.bounds[1]"),
         ("choices lose their offset", "_one_hot(array - space.start,", "_one_hot(array,"),
     ],
 }

@@ -149,6 +149,7 @@ def test_what_cannot_be_made(given, kwargs, words):
 NAN = np.array([np.nan, 0], np.float32)
 STEPS = {
     "raises": (RuntimeError("the joystick broke"), "raised RuntimeError: the joystick broke"),
+    "raises at length": (ValueError("no such\n  joint"), "raised ValueError: no such joint"),
     "four values": ((Plain.zeros, 0.0, False, {}), "must return (observation, reward, terminated, truncated, info)"),
     "no tuple": (None, "must return (observation, reward, terminated, truncated, info)"),
     "NaN reward": ((Plain.zeros, float("nan"), False, False, {}), "returned the reward nan"),
@@ -284,6 +285,20 @@ def test_a_vector_that_does_not_say_what_it_ended_with():
     envs.step(np.zeros(2, np.int64))
     with pytest.raises(EnvironmentFault, match="without info"):
         envs.step(np.zeros(2, np.int64))
+
+
+def test_a_vector_that_tells_its_ends_by_numbers():
+    """Catches: 0 and 1 taken for indices: `score[ended]` would be the scores of environments 0 and 1, and `~ended` always true."""
+
+    class Counting(SyncVectorEnv):
+        def step(self, actions):
+            obs, reward, terminated, truncated, info = super().step(actions)
+            return obs, reward, terminated.astype(np.int8), truncated.astype(np.int8), info
+
+    envs = VectorAdapter(Counting([Plain] * 2), np.random.SeedSequence(0))
+    envs.reset()
+    stepped = envs.step(np.zeros(2, np.int64))
+    assert (stepped.terminated.dtype, stepped.truncated.dtype) == (np.bool_, np.bool_)
 
 
 @pytest.mark.parametrize(

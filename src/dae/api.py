@@ -160,7 +160,8 @@ class DAE:
     def load(cls, path: str | Path, env: Any = None, **overrides: Any) -> Self:
         """From a checkpoint or a run folder. An environment that is no plain Gymnasium id must be given again."""
         tensors, blueprint, _ = load_checkpoint(latest_checkpoint(Path(path)))
-        agent = cls(_named_env(env, blueprint, str(path)), config=blueprint.config, **overrides)
+        options = {"env_kwargs": _kwargs_for(env, blueprint)} | overrides
+        agent = cls(_named_env(env, blueprint, str(path)), config=blueprint.config, **options)
         agent._check_fits(blueprint, str(path))
         try:
             agent.agent.load_state_dict(tensors)
@@ -265,7 +266,8 @@ def load_player(
     """A player and its environment from an export, a checkpoint or a run folder."""
     tensors, blueprint = load_acting(Path(path))
     cfg = blueprint.config
-    source = env_source(_named_env(env, blueprint, str(path)), blueprint.env_kwargs, cfg.environment.max_episode_agent_steps)
+    kwargs = _kwargs_for(env, blueprint)
+    source = env_source(_named_env(env, blueprint, str(path)), kwargs, cfg.environment.max_episode_agent_steps)
     one = source.make()
     reader = ObservationReader(one.observation_space, cfg.network.channels)
     if dict(reader.spec) != dict(blueprint.spec) or int(one.action_space.n) != blueprint.num_actions:  # type: ignore[attr-defined]
@@ -289,6 +291,12 @@ def _named_env(env: Any, blueprint: Blueprint, path: str) -> Any:
             f"{path}: its environment is not a plain Gymnasium id, so name it again: --env {name} (in Python: env=...)"
         )
     return blueprint.env_id
+
+
+def _kwargs_for(env: Any, blueprint: Blueprint) -> Mapping[str, Any]:
+    """The keyword arguments belong to the environment of the checkpoint: they are used for it, not for another one."""
+    same = env is None or env == (blueprint.env_id or blueprint.config.environment.env)
+    return blueprint.env_kwargs if same else {}
 
 
 def _rows(obs: Any) -> int:

@@ -298,8 +298,8 @@ def _preset_names(argv: list[str]) -> list[str]:
 
 def _one_line(box: str, argv: list[str]) -> str:
     """Tyro's boxed complaint as one line: what is wrong, and the nearest right name."""
-    lines = [line.strip("│╭╮╰╯─ \t") for line in box.splitlines()]
-    text = " ".join(line for line in lines[1:] if line)
+    lines = [line.strip("│╭╮╰╯─|+ \t") for line in box.splitlines()]
+    text = " ".join(line for line in lines[1:] if line.strip("-"))  # the first line is the box's title; rules may be dashes
     text = (
         text.split("For full helptext")[0].split("Argument helptext")[0].split("Perhaps you meant")[0].split("Similar arguments")[0]
     )
