@@ -289,8 +289,8 @@ MISTAKES = {
         ("actions lose their offset", ".step(self.first_action + action)", ".step(action)"),
         (
             "all environments of a vector share a seed",
-            "self.envs.reset(seed=self._seeds)",
-            "self.envs.reset(seed=self._seeds[:1] * self.num_envs)",
+            "self.envs.reset(seed=self._seed)",
+            "self.envs.reset(seed=[self._seed] * self.num_envs)",
         ),
     ],
     "envs/spaces": [

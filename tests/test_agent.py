@@ -355,7 +355,6 @@ def with_the_same_weights(agent, cfg, reward_classes=REWARD_CLASSES):
         ({"stored_states": False}, {"dae", "prior", "rec", "temperature"}),
         ({"core": "mlp"}, {"dae", "prior", "rec", "temperature"}),
         ({"burn_in_grad": True}, set()),
-        ({"behaviour": "aligned"}, set()),
         ({"beta_reward": 5.0}, set()),
         ({"backup_steps": 1, "train_steps": 3}, {"dae"}),
     ],
@@ -369,9 +368,11 @@ def test_a_switch_changes_what_it_says_and_nothing_else(change, changed, rng):
     assert {name for name in one if not torch.isclose(one[name], two[name], rtol=1e-5)} == changed
 
 
-def test_states_from_zero_are_states_of_zero(rng):
+@pytest.mark.parametrize("behaviour", ["recurrent", "aligned"])
+def test_states_from_zero_are_states_of_zero(behaviour, rng):
+    """Catches: `stored_states` ignored, and a `behaviour` that changes learning."""
     agent, w = setup(rng)
-    other = with_the_same_weights(agent, tiny_config(stored_states=False))
+    other = with_the_same_weights(agent, tiny_config(stored_states=False, behaviour=behaviour))
     zeros = dataclasses.replace(w, core_in=torch.zeros_like(w.core_in))
     for one, two in zip(agent.losses(zeros, signals())[0].values(), other.losses(w, signals())[0].values(), strict=True):
         torch.testing.assert_close(one, two)
@@ -412,7 +413,7 @@ def stream(agent, steps, envs, rng, p_reset=0.2):
 @pytest.mark.parametrize("k", [0, 1, 3])
 def test_the_aligned_actor_knows_what_the_learner_knows(k, rng):
     """Catches: an actor that remembers more or less than k + 1 observations, or across an episode's beginning."""
-    agent = tiny_agent(tiny_config(behaviour="aligned", burn_in_steps=k))
+    agent = tiny_agent(tiny_config(behaviour="aligned", stored_states=False, burn_in_steps=k))
     inputs, state, opened = stream(agent, 12, 4, rng), agent.initial_state(4), np.zeros(4, int)
     for t in range(12):
         features, state = agent.features(inputs[t : t + 1], state)
@@ -561,7 +562,7 @@ def test_the_health_numbers(rng):
 
 def test_the_agent_is_what_the_configuration_says():
     """Catches: options of LearningConfig and ActingConfig that reach nobody."""
-    cfg = tiny_config(adam_beta1=0.5, adam_beta2=0.6, adam_eps=0.1, behaviour="aligned", train_steps=6)
+    cfg = tiny_config(adam_beta1=0.5, adam_beta2=0.6, adam_eps=0.1, behaviour="aligned", stored_states=False, train_steps=6)
     agent = tiny_agent(cfg)
     assert isinstance(agent, Agent)
     group = agent.optimizer.param_groups[0]

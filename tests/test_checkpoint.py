@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import VECTOR, tiny_agent, tiny_config
 from safetensors.torch import save_file
 
 import dae
+from conftest import VECTOR, tiny_agent, tiny_config
 from dae.errors import FileError
 from dae.run.checkpoint import Blueprint, export, latest_checkpoint, load_acting, load_checkpoint, save_checkpoint
 

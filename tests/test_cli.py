@@ -11,11 +11,45 @@ from dae.cli import run
 from dae.config import OPTIONS
 from dae.run.record import read_jsonl
 
-TINY = (
-    "--preset laptop --num-envs 2 --embedding-dim 8 --core-dim 8 --core-blocks 2 --value-hidden 8 --prediction-hidden 8 --prior-hidden 8 "
-    "--backup-steps 3 --burn-in-steps 2 --batch-size 4 --min-replay-agent-steps 40 --replay-agent-steps 400 --total-agent-steps 200 "
-    "--log-every-agent-steps 50 --eval-every-agent-steps 100 --checkpoint-every-agent-steps 100 --eval-episodes 3 --no-tensorboard"
-).split()
+TINY = [
+    "--preset",
+    "laptop",
+    "--num-envs",
+    "2",
+    "--embedding-dim",
+    "8",
+    "--core-dim",
+    "8",
+    "--core-blocks",
+    "2",
+    "--value-hidden",
+    "8",
+    "--prediction-hidden",
+    "8",
+    "--prior-hidden",
+    "8",
+    "--backup-steps",
+    "3",
+    "--burn-in-steps",
+    "2",
+    "--batch-size",
+    "4",
+    "--min-replay-agent-steps",
+    "40",
+    "--replay-agent-steps",
+    "400",
+    "--total-agent-steps",
+    "200",
+    "--log-every-agent-steps",
+    "50",
+    "--eval-every-agent-steps",
+    "100",
+    "--checkpoint-every-agent-steps",
+    "100",
+    "--eval-episodes",
+    "3",
+    "--no-tensorboard",
+]
 
 
 def train(*more):

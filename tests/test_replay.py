@@ -203,7 +203,7 @@ def test_returns_against_the_sums(length, discount, p_end, rng):
     np.testing.assert_allclose(sorted(returns[whole]), sorted(total for total, seen in expected.values() if seen), atol=1e-9)
 
     kept = [total for total, seen in expected.values() if seen]
-    kept = kept if len(kept) > 1 else [total for total, _ in expected.values()]
+    kept = kept if 2 * len(kept) >= len(expected) else [total for total, _ in expected.values()]  # few would speak for all
     assert math.isclose(stream.replay.return_variance(discount), np.var(kept), abs_tol=1e-9)
 
 

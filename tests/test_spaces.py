@@ -32,6 +32,8 @@ SUPPORTED = {
     "bytes up to 8": (spaces.Box(0, 8, (7, 7, 3), U8), (3, 7, 7), torch.uint8, 1 / 8),
     "picture of bits": (spaces.Box(0, 1, (10, 10, 6), np.bool_), (6, 10, 10), torch.uint8, 1.0),
     "picture of floats": (spaces.Box(0, 1, (10, 10, 6), F32), (6, 10, 10), torch.float32, 1.0),
+    "picture of large floats": (spaces.Box(0, 255, (10, 10, 6), F32), (6, 10, 10), torch.float32, 1 / 255),
+    "picture of floats without bounds": (spaces.Box(0, np.inf, (10, 10, 6), F32), (6, 10, 10), torch.float32, 1.0),
 }
 
 
@@ -104,6 +106,8 @@ def test_what_is_read_is_a_copy():
     [
         ((4, 20, 30), "auto", (4, 20, 30)),
         ((5, 20, 30), "auto", (30, 5, 20)),
+        ((12, 20, 20), "auto", (12, 20, 20)),
+        ((3, 3, 5), "auto", (5, 3, 3)),
         ((12, 20, 30), "first", (12, 20, 30)),
         ((4, 20, 3), "last", (3, 4, 20)),
         ((20, 30), "first", (1, 20, 30)),

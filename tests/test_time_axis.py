@@ -162,7 +162,7 @@ def test_neither_actor_nor_window_knows_the_episode_before(behaviour):
     def run(strange):
         number = iter(range(3))
         envs = EnvList(lambda: StrangeStart(next(number), strange), 3, np.random.SeedSequence(0))
-        agent, seen = tiny_agent(tiny_config(frame_stack=4, behaviour=behaviour)), []
+        agent, seen = tiny_agent(tiny_config(frame_stack=4, behaviour=behaviour, stored_states=behaviour == "recurrent")), []
         replay, plain = Replay(VECTOR, 3, 300, agent.net.state_dim, 4), agent.features
 
         def features(inputs, state):

@@ -154,7 +154,7 @@ class Agent(Actor):
         }
         parts = {
             "dae": dae, "beta_v": beta_v, "adv": adv, "luck": luck, "value": value, "kl": kl, "posterior_o": posterior_o,
-            "log_prior": outcomes.log_prior, "policy": policy, "valid": valid, "reward_class": self.net.reward_class(reward),
+            "log_prior": outcomes.log_prior, "policy": policy, "valid": valid,
         }  # fmt: skip
         return weighted, parts
 

@@ -1,6 +1,8 @@
 """`DAE`: an agent and its environment in one object, with the verbs that users know."""
 
+import copy
 import dataclasses
+import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,6 +67,8 @@ class DAE:
         self.source: EnvSource | None = None
         if not isinstance(named, VectorEnv):
             self.source = env_source(named, cfg.environment.env_kwargs, cfg.environment.max_episode_agent_steps)
+        if self.vector is not None:
+            cfg = _for_vector(cfg, self.vector)
         self.config = cfg
         self.envs = self._make_envs()
         self.reader: ObservationReader = self.envs.reader
@@ -75,8 +79,13 @@ class DAE:
             cfg, self.envs.spec, self.envs.num_actions, classes,
             self.source.plain_id if self.source else None, dict(cfg.environment.env_kwargs),
         )  # fmt: skip
+        try:
+            json.dumps(self.blueprint.to_json())
+        except TypeError:
+            raise ConfigError("env_kwargs must be JSON values; bind others in a callable: DAE(lambda: MyEnv(...))") from None
         self.trainer: Trainer | None = None
         self._warned = False
+        self._rng = np.random.default_rng(cfg.run.seed)  # of predict(deterministic=False) only
 
     # ---------------------------------------------------------------------------------------------------------- learning
 
@@ -87,9 +96,12 @@ class DAE:
             self.blueprint = dataclasses.replace(self.blueprint, config=self.config)
         if self.trainer is not None:
             raise ConfigError("this agent has learned already; make a new one, or load its weights with DAE.load")
+        if self.blueprint.agent_steps:
+            warnings.warn(
+                "learning goes on from loaded weights, optimiser and temperature; schedules and replay start anew", stacklevel=2
+            )
         self.trainer = Trainer(self.config, self.envs, self.agent, self.source.make if self.source else None)
         for report in self.trainer.run():
-            self.blueprint = advance(self.blueprint, report.agent_steps, report.updates)
             yield report
 
     def learn(self, total_agent_steps: int | None = None, callback: Callback | None = None) -> Self:
@@ -105,8 +117,8 @@ class DAE:
             raise ConfigError("a VectorEnv object can't be evaluated: make the agent from an id, a class or a callable")
         acting = self.config.acting
         return evaluate(
-            self.agent, self.source.make, episodes or acting.eval_episodes, acting.eval_epsilon if epsilon is None else epsilon,
-            Seeds.of(self.config.run.seed if seed is None else seed).evaluation_at(self.blueprint.agent_steps), self.config.network.channels,
+            self.agent, self.source.make, acting.eval_episodes if episodes is None else episodes, acting.eval_epsilon if epsilon is None else epsilon,
+            Seeds.of(self.config.run.seed if seed is None else seed).evaluation_at(self.now().agent_steps), self.config.network.channels,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------------ acting
@@ -140,9 +152,9 @@ class DAE:
             )
         earned = np.broadcast_to(np.asarray(0.0 if reward is None else reward, np.float32), (size,)).copy()
         epsilon = 0.0 if deterministic else self.config.acting.eval_epsilon
-        inputs = state.inputs(arrays, state.prev_action, earned, start)
-        action, actor = self.agent.act(inputs, state.actor, epsilon, np.random.default_rng())
-        following = PredictState(actor, state.inputs, action)
+        acting = copy.deepcopy(state.inputs)  # the given state stays as it is, so that it may be used again
+        action, actor = self.agent.act(acting(arrays, state.prev_action, earned, start), state.actor, epsilon, self._rng)
+        following = PredictState(actor, acting, action)
         action = action + self.envs.first_action
         return (int(action[0]) if single else action), following
 
@@ -154,11 +166,20 @@ class DAE:
 
     def save(self, path: str | Path) -> Path:
         """A checkpoint folder: weights, optimiser, configuration. The replay is not in it."""
-        return save_checkpoint(Path(path), self.agent.state_dict(), self.blueprint, {"saved": time.time()})
+        return save_checkpoint(Path(path), self.agent.state_dict(), self.now(), {"saved": time.time()})
+
+    def now(self) -> Blueprint:
+        """What this agent is, with the counters as they stand."""
+        if self.trainer is not None:
+            self.blueprint = advance(self.blueprint, self.trainer.agent_steps, self.trainer.updates)
+        return self.blueprint
 
     @classmethod
     def load(cls, path: str | Path, env: Any = None, **overrides: Any) -> Self:
-        """From a checkpoint or a run folder. An environment that is no plain Gymnasium id must be given again."""
+        """From a checkpoint or a run folder. An environment that is no plain Gymnasium id must be given again.
+
+        Weights, optimiser and temperature come back; should it learn further, schedules and replay start anew.
+        """
         tensors, blueprint, _ = load_checkpoint(latest_checkpoint(Path(path)))
         options = {"env_kwargs": _kwargs_for(env, blueprint)} | overrides
         agent = cls(_named_env(env, blueprint, str(path)), config=blueprint.config, **options)
@@ -291,6 +312,16 @@ def _named_env(env: Any, blueprint: Blueprint, path: str) -> Any:
             f"{path}: its environment is not a plain Gymnasium id, so name it again: --env {name} (in Python: env=...)"
         )
     return blueprint.env_id
+
+
+def _for_vector(cfg: Config, vector: VectorEnv[Any, Any, Any]) -> Config:
+    """A VectorEnv is already made: its size is in force, and options that would make or evaluate environments are refused."""
+    for name, off in (("max_episode_agent_steps", 0), ("env_kwargs", {}), ("stop_at_score", None)):
+        if cfg.flat()[name] != off:
+            raise ConfigError(
+                f"{name}={cfg.flat()[name]}: not with a VectorEnv object, which is already made and can't be evaluated"
+            )
+    return cfg.override(num_envs=vector.num_envs)
 
 
 def _kwargs_for(env: Any, blueprint: Blueprint) -> Mapping[str, Any]:

@@ -50,8 +50,8 @@ class Eval:
     """The environment, where it is no plain Gymnasium id."""
     episodes: int = 50
     """The first episode of each of so many environments."""
-    epsilon: float = 0.001
-    """Share of random actions."""
+    epsilon: float | None = None
+    """Share of random actions; as in the run's own evaluations where it is not given."""
     seed: int = 0
     """Of environments and random actions."""
 
@@ -111,7 +111,7 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Export:
-    """Write what acting needs, and only that, in 16 bit."""
+    """Write what acting needs, and only that, in 16 bit: actions that were nearly tied may come out the other way."""
 
     path: Positional[str]
     """A run folder or a checkpoint."""
@@ -171,12 +171,13 @@ def evaluate(options: Eval) -> int:
     _at_least("episodes", options.episodes, 1)
     player, source = load_player(options.path, options.env or None)
     seed = np.random.SeedSequence(options.seed)
-    episodes = score(player.actor, source.make, options.episodes, options.epsilon, seed, player.config.network.channels)
+    epsilon = player.config.acting.eval_epsilon if options.epsilon is None else options.epsilon
+    episodes = score(player.actor, source.make, options.episodes, epsilon, seed, player.config.network.channels)
     scores = np.array([e.score for e in episodes])
     error = scores.std(ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else 0.0
     lengths = np.mean([e.length_agent_steps for e in episodes])
     print(f"{source.name}: mean score {scores.mean():.6g} ± {error:.3g} (standard error), median {np.median(scores):.6g}, "
-          f"mean length {lengths:.1f}, {len(scores)} episodes, epsilon {options.epsilon}, seed {options.seed}")  # fmt: skip
+          f"mean length {lengths:.1f}, {len(scores)} episodes, epsilon {epsilon:g}, seed {options.seed}")  # fmt: skip
     return 0
 
 

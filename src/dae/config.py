@@ -259,6 +259,8 @@ class Config:
                 f"min_replay_agent_steps={self.learning.min_replay_agent_steps}: must be at most "
                 f"replay_agent_steps={self.learning.replay_agent_steps}"
             )
+        if self.acting.behaviour == "aligned" and self.objective.stored_states:
+            raise ConfigError("behaviour=aligned needs stored_states=False: a stored state remembers what the actor has forgotten")
         classes = self.environment.reward_classes
         if len(set(classes)) != len(classes):
             raise ConfigError(f"reward_classes={classes}: the values must differ")

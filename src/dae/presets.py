@@ -8,7 +8,10 @@ from dae.errors import ConfigError, nearest
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("the paper's tables (the defaults)", {}),
-    "atari": ("Atari as in the paper: classes of clipped rewards, stacks of 4 frames", {"reward_classes": [-1, 0, 1], "frame_stack": 4}),
+    "atari": (
+        "the network of the paper's Atari agent; frames and clipped rewards are still to be prepared by wrappers of your own",
+        {"reward_classes": [-1, 0, 1], "frame_stack": 4},
+    ),
     "laptop": (
         "small networks and short schedules: minutes on two CPU cores",
         {
@@ -16,9 +19,8 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "value_hidden": 128, "prediction_hidden": 128, "prior_hidden": 128, "num_outcomes": 8,
             "backup_steps": 16, "burn_in_steps": 8, "batch_size": 32, "agent_steps_per_update": 8,
             "replay_agent_steps": 100_000, "min_replay_agent_steps": 2_000, "total_agent_steps": 50_000,
-            "learning_rate": "2k:0, 3k:5e-4, end:5e-5", "eps_wta": "0:1, 10k:0", "epsilon": "0:1, 10k:0.01",
+            "learning_rate": "2k:0, 3k:1e-3, end:1e-4", "eps_wta": "0:1, 10k:0", "epsilon": "0:1, 10k:0.01",
             "ema_decay": 0.99, "discount": 0.98,
-            "beta_prior": 1.0,  # memory that only rewards ask for is learned through the prior (docs/log.md, 2026-11-18)
             "variance_every_agent_steps": 1_000, "eval_every_agent_steps": 10_000, "log_every_agent_steps": 1_000,
             "checkpoint_every_agent_steps": 10_000, "threads": 1,
         },

@@ -144,10 +144,10 @@ class Replay:
         """Var(G): of the discounted return from every stored step on (PAPER.md D7).
 
         The ends of unfinished episodes lack what is to come; steps that would miss more than 5% of their weight are left out, unless
-        nothing else is stored.
+        they are most of what is stored.
         """
         returns, whole = self.returns(discount)
-        kept = returns[whole] if whole.sum() > 1 else returns
+        kept = returns[whole] if 2 * whole.sum() >= len(returns) else returns  # else few short episodes would speak for all
         return float(kept.var()) if kept.size > 1 else 0.0
 
     def returns(self, discount: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

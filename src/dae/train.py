@@ -106,6 +106,8 @@ class Trainer:
         self.updates = 0
         zero = torch.zeros((), device=agent.device)
         self.signals = Signals(zero.clone(), zero.clone(), zero.clone(), zero + 1)
+        self.stop = False
+        """Set it, from a callback or a signal handler, to end the run between two steps."""
         self._variance_due = 0
         self._sums: dict[str, Tensor] = {}
         self._summed = 0
@@ -119,20 +121,22 @@ class Trainer:
         """Train to the end. Each boundary of a report interval that was passed gives one report."""
         total, run, acting = self.cfg.learning.total_agent_steps, self.cfg.run, self.cfg.acting
         episodes: list[Episode] = []
-        while self.agent_steps < total:
+        over = False
+        while not over:
             before = self.agent_steps
             episodes += self.collector.step(acting.epsilon(before, total))
             for _ in range(self.updates_owed()):
                 self.learn()
-            if _passed(before, self.agent_steps, run.log_every_agent_steps) or self.agent_steps >= total:
+            over = self.agent_steps >= total or self.stop
+            scored = None
+            if passed(before, self.agent_steps, acting.eval_every_agent_steps) or self.agent_steps >= total:
+                scored = self.evaluate()
+                over = over or self.reached(scored)
+            if over or passed(before, self.agent_steps, run.log_every_agent_steps):
                 yield Report("train", self.agent_steps, self.updates, episodes, self.metrics())
                 episodes = []
-            last = self.agent_steps >= total
-            if _passed(before, self.agent_steps, acting.eval_every_agent_steps) or last:
-                report = self.evaluate()
-                yield report
-                if self.reached(report):
-                    break
+            if scored is not None:
+                yield scored
         yield Report("end", self.agent_steps, self.updates)
 
     def reached(self, report: Report) -> bool:
@@ -174,7 +178,8 @@ class Trainer:
         """Means over the updates since the last call; the one place where numbers leave the device."""
         numbers = {name: float(total) / self._summed for name, total in self._sums.items()} if self._summed else {}
         self._sums = {}
-        if self._summed and self.cfg.objective.burn_in_steps and self.agent.net.state_dim:
+        k, stored = self.cfg.objective.burn_in_steps, self.cfg.objective.stored_states
+        if self._summed and k and stored and self.agent.net.state_dim:
             numbers["dae/state_drift"] = self.state_drift()
         self._summed = 0
         return numbers | {"rollout/epsilon": self.cfg.acting.epsilon(self.agent_steps, self.cfg.learning.total_agent_steps)}
@@ -188,10 +193,9 @@ class Trainer:
         envs = np.searchsorted(ends, drawn, side="right")
         starts = self.replay.oldest()[envs] + drawn - (ends - self.replay.num_starts(k))[envs]
         window = self.replay.window(starts, envs, k)
-        core = window.core_in if self.cfg.objective.stored_states else torch.zeros_like(window.core_in)
         after = self.replay.window(starts + k, envs, 0)
         same = ~after.inputs.reset[0]  # what lies behind an episode's end is forgotten anyway
-        recomputed, stored = agent.net.trunk(window.inputs[:k], core).core[same], after.core_in[same]
+        recomputed, stored = agent.net.trunk(window.inputs[:k], window.core_in).core[same], after.core_in[same]
         return float((recomputed - stored).norm() / stored.norm().clamp_min(1e-6))
 
     def evaluate(self) -> Report:
@@ -206,5 +210,6 @@ class Trainer:
         return Report("eval", self.agent_steps, self.updates, episodes)
 
 
-def _passed(before: int, now: int, every: int) -> bool:
+def passed(before: int, now: int, every: int) -> bool:
+    """Whether a multiple of `every` lies behind `before` and not behind `now`; never where `every` is 0."""
     return every > 0 and before // every != now // every

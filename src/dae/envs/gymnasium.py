@@ -176,6 +176,8 @@ class EnvList:
 
     def __init__(self, make: Callable[[], AnyEnv], num_envs: int, seed: np.random.SeedSequence, channels: str = "auto"):
         self.envs = [make() for _ in range(num_envs)]
+        if len({id(env.unwrapped) for env in self.envs}) < num_envs:
+            raise EnvironmentFault("the callable returned the same environment twice: it must make a new one at each call")
         first = self.envs[0]
         self.num_envs, self.num_actions = num_envs, num_actions(first.action_space)
         self.first_action = int(first.action_space.start)  # type: ignore[attr-defined]
@@ -247,6 +249,7 @@ class EnvList:
             raise self._fault(e, where, f"returned what its space does not allow: {error}") from None
 
     def _fault(self, e: int, where: str, what: str) -> EnvironmentFault:
+        what = " ".join(what.split())  # one line, whatever the environment's own words were
         return EnvironmentFault(f"environment {e}, episode seed {self.episode_seed(e)}, step {self._steps[e]}: {where}() {what}")
 
 
@@ -259,20 +262,23 @@ class VectorAdapter:
         self.first_action = int(envs.single_action_space.start)  # type: ignore[attr-defined]
         self.reader = ObservationReader(envs.single_observation_space, channels)
         self.spec, self.reward_classes = self.reader.spec, declared_reward_classes(envs)
-        self.mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        self._seeds = [int(s) for s in seed.generate_state(self.num_envs)]
+        mode = envs.metadata.get("autoreset_mode")
+        if mode is None:
+            raise ConfigError("this VectorEnv does not say how it resets: set metadata['autoreset_mode'] to an AutoresetMode")
+        self.mode = AutoresetMode(mode)
+        self._seed = int(seed.generate_state(1)[0]) >> 1  # one number: native vectors take no list
         self._steps = 0
 
     def reset(self) -> Arrays:
         """First observations of all."""
-        raw, _ = self.envs.reset(seed=self._seeds)  # type: ignore[arg-type]
+        raw, _ = self.envs.reset(seed=self._seed)
         return self._read(raw)
 
     def step(self, actions: NDArray[np.int64]) -> Stepped:
         """One step of all environments."""
         self._steps += 1
         raw, reward, terminated, truncated, info = self.envs.step(actions + self.first_action)
-        reward, terminated, truncated = np.asarray(reward, np.float32), np.asarray(terminated), np.asarray(truncated)
+        reward, terminated, truncated = np.asarray(reward, np.float32), np.asarray(terminated, bool), np.asarray(truncated, bool)
         if not np.isfinite(reward).all():
             raise EnvironmentFault(f"environment {int(np.argmin(np.isfinite(reward)))}, step {self._steps}: a reward is not finite")
         obs, ended = self._read(raw), terminated | truncated

@@ -30,7 +30,10 @@ class ObservationReader:
     """Turns what an environment returns into named arrays, and refuses what its space does not promise."""
 
     def __init__(self, space: gym.Space[Any], channels: str = "auto"):
-        self.leaves = {_name(path): _leaf(path, s, channels) for path, s in _walk(space, ())}
+        found = _walk(space, ())
+        self.leaves = {_name(path): _leaf(path, s, channels) for path, s in found}
+        if len(self.leaves) < len(found):
+            raise EnvironmentFault("two parts of the observation have the same name (a dot joins the names of nested parts)")
 
     @property
     def spec(self) -> ObsSpec:
@@ -98,14 +101,17 @@ def _leaf(path: tuple[str | int, ...], space: gym.Space[Any], channels: str) -> 
 
 def _image_leaf(path: tuple[str | int, ...], space: spaces.Box, channels: str) -> _Leaf:
     shape = space.shape if len(space.shape) == 3 else (1, *space.shape)
-    last = len(space.shape) == 3 and (channels == "last" or (channels == "auto" and shape[0] > 4))
+    square_first, square_last = shape[1] == shape[2], shape[0] == shape[1]  # where pictures are square, that tells
+    guess = square_last if square_first != square_last else shape[0] > 4
+    last = len(space.shape) == 3 and (channels == "last" or (channels == "auto" and guess))
     if last:
         shape = (shape[2], shape[0], shape[1])
     if space.dtype == np.uint8:
         return _Leaf(path, space, ObsPart(shape, torch.uint8, 1 / max(1.0, float(space.high.max()))), last)
     if space.dtype == np.bool_:
         return _Leaf(path, space, ObsPart(shape, torch.uint8), last)
-    return _Leaf(path, space, ObsPart(shape, torch.float32), last)
+    largest = float(np.abs(space.high).max()) if space.is_bounded() else 1.0
+    return _Leaf(path, space, ObsPart(shape, torch.float32, 1 / largest if 1 < largest <= 1e6 else 1.0), last)
 
 
 def _read(raw: Any, leaf: _Leaf, batch: tuple[int, ...]) -> NDArray[np.generic]:

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder that appears whole (written beside, then renamed) and is never changed:
     agent.safetensors    `Agent.state_dict()`
-    checkpoint.json      configuration, spaces, counters, random generators
+    checkpoint.json      configuration, spaces, counters
     manifest.json        size and SHA-256 of the two
 An export is one safetensors file of the acting part in 16 bit, with the same JSON in its header.
 """
@@ -121,6 +121,9 @@ def export(path: Path, tensors: Mapping[str, Tensor], blueprint: Blueprint) -> P
     """Only what acting needs, in 16 bit, in one file."""
     acting = {k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")}
     acting = {k: v.detach().cpu().half().contiguous() for k, v in acting.items() if k.startswith(ACTING_PARTS)}
+    for name, tensor in acting.items():
+        if not tensor.isfinite().all():
+            raise FileError(f"{path}: the weights '{name}' do not fit into 16 bit")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     save_file(acting, partial, metadata={"dae": json.dumps(blueprint.to_json())})
@@ -172,6 +175,8 @@ def _digest(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
+    if os.name == "nt":  # Windows flushes no folders, and no handles that only read
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,6 +1,10 @@
 """`dae train` from beginning to end: folder, progress, checkpoints, and the pictures afterwards."""
 
+import contextlib
+import shutil
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,7 @@ from dae.run import pictures
 from dae.run.checkpoint import read_json
 from dae.run.progress import Progress
 from dae.run.record import Recorder, read_jsonl, run_folder
-from dae.train import Report
+from dae.train import passed
 
 KEPT_CHECKPOINTS = 2
 
@@ -34,30 +38,62 @@ def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite
         "environment": agent.source.name,
         "presets": list(presets),
         "from": weights,
-        "frames_per_agent_step": 1,
+        "frames_per_agent_step": frames_per_agent_step(agent.source),
         "num_outcomes": cfg.objective.num_outcomes,
     }
     recorder = Recorder.create(folder, cfg, about, overwrite)
     say(f"{folder}: {describe(agent)}")
-    how = "failed"
+    how, title = "failed", f"{agent.source.name} · seed {cfg.run.seed}"
+    saved_at = 0
     try:
-        with Progress(
-            f"{agent.source.name} · seed {cfg.run.seed}", cfg.learning.total_agent_steps, cfg.objective.num_outcomes, quiet
-        ) as progress:
+        with (
+            Progress(title, cfg.learning.total_agent_steps, cfg.objective.num_outcomes, quiet) as progress,
+            stop_on_interrupt(agent) as asked,
+        ):
             for report in agent.reports():
                 recorder.write(report, progress.show(report))
-                if checkpoint_due(agent, report):
+                every = cfg.run.checkpoint_every_agent_steps
+                if report.kind == "end" or (report.kind == "train" and passed(saved_at, report.agent_steps, every)):
+                    saved_at = report.agent_steps
                     keep_checkpoint(agent, folder)
-        how = "finished"
-    except KeyboardInterrupt:
-        how = "interrupted"
-        keep_checkpoint(agent, folder)
-        raise
+        how = "interrupted" if asked else "finished"
     finally:
         recorder.finish(how)
         agent.close()
+    if asked:
+        raise KeyboardInterrupt
     finish_pictures(agent, folder)
     return folder
+
+
+@contextlib.contextmanager
+def stop_on_interrupt(agent: DAE) -> Iterator[list[int]]:
+    """Ctrl-C ends the run between two steps, with a checkpoint; a second Ctrl-C ends it at once."""
+    asked: list[int] = []
+
+    def handler(number: int, frame: object) -> None:
+        if asked or agent.trainer is None:
+            raise KeyboardInterrupt
+        asked.append(number)
+        agent.trainer.stop = True
+        say("stopping: a checkpoint is being written (Ctrl-C again ends at once)")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def frames_per_agent_step(source: EnvSource) -> int:
+    """Emulator frames of one step, where the environment's registration tells of a frame skip."""
+    env = source.make()
+    skip = env.spec.kwargs.get("frameskip", 1) if env.spec is not None else 1
+    env.close()
+    return skip if isinstance(skip, int) else 1
 
 
 def describe(agent: DAE) -> str:
@@ -71,20 +107,10 @@ def describe(agent: DAE) -> str:
     )
 
 
-def checkpoint_due(agent: DAE, report: Report) -> bool:
-    """At the end, and whenever a multiple of the interval was passed since the last report."""
-    every = agent.config.run.checkpoint_every_agent_steps
-    if report.kind == "end":
-        return True
-    log = agent.config.run.log_every_agent_steps
-    return report.kind == "train" and every > 0 and report.agent_steps // every != max(0, report.agent_steps - log) // every
-
-
 def keep_checkpoint(agent: DAE, folder: Path) -> Path:
     """Save, and drop all but the newest few."""
-    kept = agent.save(folder / "checkpoints" / f"{agent.blueprint.agent_steps:012d}")
-    import shutil
-
+    path = folder / "checkpoints" / f"{agent.now().agent_steps:012d}"
+    kept = path if path.exists() else agent.save(path)
     for old in sorted(p for p in kept.parent.iterdir() if p.name.isdigit())[:-KEPT_CHECKPOINTS]:
         shutil.rmtree(old)
     return kept
