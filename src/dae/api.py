@@ -101,8 +101,7 @@ class DAE:
                 "learning goes on from loaded weights, optimiser and temperature; schedules and replay start anew", stacklevel=2
             )
         self.trainer = Trainer(self.config, self.envs, self.agent, self.source.make if self.source else None)
-        for report in self.trainer.run():
-            yield report
+        yield from self.trainer.run()
 
     def learn(self, total_agent_steps: int | None = None, callback: Callback | None = None) -> Self:
         """Train for so many agent steps, summed over the environments. Writes no files: `dae train` does."""
