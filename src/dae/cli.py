@@ -184,11 +184,12 @@ def evaluate(options: Eval) -> int:
 def play(options: Play) -> int:
     """`dae play`."""
     from dae.api import load_player
+    from dae.run.pictures import make_rendering
     from dae.run.session import film
 
     _at_least("episodes", options.episodes, 1)
     player, source = load_player(options.path, options.env or None, options.epsilon, options.seed)
-    env = source.make(render_mode="rgb_array") if options.video else source.make()
+    env = make_rendering(source) if options.video else source.make()
     scores = film(player, env, options.episodes, options.seed, Path(options.video) if options.video else None)
     env.close()
     for i, (score, length) in enumerate(scores):

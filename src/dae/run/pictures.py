@@ -1,6 +1,7 @@
 """A learning curve and a video of the trained agent, at the end of a run. Both need extras; neither is needed to learn."""
 
 import importlib.util
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dae.envs.gymnasium import AnyEnv, EnvSource
 from dae.errors import MissingExtra
 from dae.run.record import read_jsonl
 
@@ -15,6 +17,13 @@ from dae.run.record import read_jsonl
 def have(*packages: str) -> bool:
     """Whether all of them are installed."""
     return all(importlib.util.find_spec(p) is not None for p in packages)
+
+
+def make_rendering(source: EnvSource) -> AnyEnv:
+    """The environment, rendering arrays: without a window, and without pygame's greetings."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    return source.make(render_mode="rgb_array")
 
 
 def learning_curve(folder: Path, title: str) -> Path:

@@ -135,7 +135,7 @@ def film_if_possible(agent: DAE, source: EnvSource, path: Path) -> list[str]:
     if not pictures.have("av"):
         return ["no video: pip install 'dae-rl[video]'"]
     try:
-        env = source.make(render_mode="rgb_array")
+        env = pictures.make_rendering(source)
         if env.render_mode != "rgb_array":
             return []
         scores = film(agent.player(), env, 1, seed=12345, path=path)
