@@ -40,7 +40,7 @@ def screen(stop_at: int) -> RenderableType:
             break
     agent.close()
     command = Text.assemble(("$ ", "bold green"), (f"dae train --preset laptop --env {ENV}", "bold"))
-    return Group(command, Text(f"{run_folder(cfg, ENV)}: {describe(agent)}"), progress._panel())
+    return Group(command, Text(f"{run_folder(cfg, ENV)}: {describe(agent)}"), progress.panel())
 
 
 def colour(segment: Segment) -> tuple[int, int, int]:

@@ -108,6 +108,24 @@ def test_a_run_that_is_there_is_not_touched(trained, capsys):
     assert (trained / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_config_file_makes_the_same_run(trained, tmp_path):
+    """Catches: an option that config.yaml loses, and a file that is read and not used."""
+    assert run(["train", "--file", str(trained / "config.yaml"), "--out", str(tmp_path), "--quiet"]) == 0
+    again = tmp_path / "default" / "dae-TMaze-v0" / "seed0"
+    for name in ("episodes", "eval"):
+        assert read_jsonl(again / f"{name}.jsonl") == read_jsonl(trained / f"{name}.jsonl")
+
+
+def test_overwriting_touches_runs_only(tmp_path, capsys):
+    """Catches: somebody's own files deleted by --overwrite."""
+    folder = tmp_path / "default" / "dae-TMaze-v0" / "seed0"
+    folder.mkdir(parents=True)
+    (folder / "thesis.tex").write_text("years of work")
+    assert train("--out", str(tmp_path), "--overwrite") == 2
+    assert "no run: it is not overwritten" in capsys.readouterr().err
+    assert (folder / "thesis.tex").read_text() == "years of work"
+
+
 def test_weights_from_another_run(trained, tmp_path, capsys):
     assert train("--out", str(tmp_path), "--from", str(trained), "--seed", "5", "--quiet") == 0
     assert "weights only, with a new replay" in capsys.readouterr().err
@@ -141,6 +159,9 @@ def test_presets_stack_and_options_override_them(capsys):
         ("train --env CartPole-v1 --replay-agent-steps 1000000000000", 4, "GiB are free"),
         ("train --env CartPole-v1 --rewards classes", 2, "name them, for example --reward-classes"),
         ("train --env dae/TMaze-v0 --from nowhere", 5, "neither a run folder"),
+        ("train --env CartPole-v1 --name ../x", 2, "name='../x': must be of letters"),
+        ("train --overwite --env CartPole-v1", 2, "did you mean '--overwrite'"),
+        ("train --file nowhere.yaml", 5, "can't be read as YAML"),
         ("eval nowhere", 5, "no such file"),
         ("play nowhere --episodes 0", 2, "episodes=0"),
         ("doctor nowhere", 5, "no metrics of learning"),

@@ -213,3 +213,27 @@ def test_rewards_are_those_of_real_transitions(rng):
         stream = Stream(rng, length=length)
         expected = [row["reward"] for env, rows in enumerate(stream.written) for row in rows[stream.kept(env) :] if row["valid"]]
         assert sorted(stream.replay.rewards().tolist()) == sorted(expected)
+
+
+def test_the_scale_of_rewards(rng):
+    """Catches: a rare reward that counts a thousand times its size, and a division by nothing."""
+    replay = Replay(VECTOR, 1, 2000, 1, 1)
+    for i in range(1000):
+        rewards = np.array([1.0 if i == 500 else 0.0], np.float32)
+        no = np.zeros(1, bool)
+        replay.add(
+            np.zeros(1, np.int64),
+            {"obs": np.zeros((1, 3), np.float32)},
+            no,
+            torch.zeros(1, 1),
+            np.zeros(1, np.int64),
+            rewards,
+            no,
+            ~no,
+        )
+        if i == 100:
+            assert replay.reward_scale() == 1.0
+    assert replay.rewards().std() < 0.04
+    assert replay.reward_scale() == pytest.approx(0.1)
+    replay.reward[:] = torch.from_numpy(rng.normal(5, 2, (2000, 1)).astype(np.float32))
+    assert replay.reward_scale() == pytest.approx(replay.rewards().std(), rel=1e-5)

@@ -4,14 +4,16 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import tyro
+import yaml
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -19,10 +21,11 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from dae.config import OPTIONS, Config, Schedule
-from dae.errors import ConfigError, DaeError, nearest
+from dae.errors import ConfigError, DaeError, FileError, nearest
 from dae.presets import PRESETS, with_presets
 
 T = TypeVar("T")
+_SECTIONS = tuple(f.name for f in dataclasses.fields(Config))
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Train:
 
     preset: tuple[str, ...] = ()
     """Presets, applied from left to right before the options: see `dae describe --presets`."""
+    file: str = ""
+    """A config.yaml of another run, applied before the presets."""
     weights: Annotated[str, arg(name="from")] = ""
     """Start from the networks of another run (weights only: new replay, optimiser and schedules)."""
     overwrite: bool = False
@@ -45,7 +50,7 @@ class Eval:
     """Score a trained agent over fresh episodes."""
 
     path: Positional[str]
-    """A run folder or a checkpoint."""
+    """A run folder, a checkpoint or an exported agent."""
     env: str = ""
     """The environment, where it is no plain Gymnasium id."""
     episodes: int = 50
@@ -54,6 +59,8 @@ class Eval:
     """Share of random actions; as in the run's own evaluations where it is not given."""
     seed: int = 0
     """Of environments and random actions."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
+    """Where tensors live."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,9 @@ def run(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("dae: stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read our output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 # ---------------------------------------------------------------------------------------------------------------- the verbs
@@ -169,7 +179,7 @@ def evaluate(options: Eval) -> int:
     from dae.evaluate import evaluate as score
 
     _at_least("episodes", options.episodes, 1)
-    player, source = load_player(options.path, options.env or None)
+    player, source = load_player(options.path, options.env or None, device=options.device)
     seed = np.random.SeedSequence(options.seed)
     epsilon = player.config.acting.eval_epsilon if options.epsilon is None else options.epsilon
     episodes = score(player.actor, source.make, options.episodes, epsilon, seed, player.config.network.channels)
@@ -273,8 +283,9 @@ def _parse(kind: type[T], verb: str, argv: list[str]) -> T | None:
     """The options of a verb; presets first, so that single options override them. None: help was shown."""
     default: Any = None
     if any(f.name == "preset" for f in dataclasses.fields(kind)):  # type: ignore[arg-type]
-        names = _preset_names(argv)
-        default = kind(preset=tuple(names), config=with_presets(names))  # type: ignore[call-arg]
+        names, file = _values(argv, "--preset"), _values(argv, "--file")
+        base = _read_options(Path(file[-1])) if file and kind is Train else None
+        default = kind(preset=tuple(names), config=with_presets(names, base))  # type: ignore[call-arg]
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -282,23 +293,38 @@ def _parse(kind: type[T], verb: str, argv: list[str]) -> T | None:
     except SystemExit as stop:
         if not stop.code:
             return None
-        raise ConfigError(_one_line(complaint.getvalue(), argv)) from None
+        raise ConfigError(_one_line(complaint.getvalue(), argv, kind)) from None
 
 
-def _preset_names(argv: list[str]) -> list[str]:
+def _read_options(path: Path) -> Config:
+    """A config.yaml: options, by section or not."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: can't be read as YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: holds no options")
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        flat |= value if name in _SECTIONS and isinstance(value, dict) else {str(name): value}
+    return Config().override(**{str(name): value for name, value in flat.items()})
+
+
+def _values(argv: list[str], option: str) -> list[str]:
+    """What is given to an option that must be known before the others are read."""
     names: list[str] = []
     for i, word in enumerate(argv):
-        if word == "--preset":
+        if word == option:
             for value in argv[i + 1 :]:
-                if value.startswith("--"):
+                if value.startswith("-"):
                     break
                 names.append(value)
-        elif word.startswith("--preset="):
-            names += word.removeprefix("--preset=").split()
+        elif word.startswith(f"{option}="):
+            names += word.removeprefix(f"{option}=").split()
     return names
 
 
-def _one_line(box: str, argv: list[str]) -> str:
+def _one_line(box: str, argv: list[str], kind: type) -> str:
     """Tyro's boxed complaint as one line: what is wrong, and the nearest right name."""
     lines = [line.strip("│╭╮╰╯─|+ \t") for line in box.splitlines()]
     text = " ".join(line for line in lines[1:] if line.strip("-"))  # the first line is the box's title; rules may be dashes
@@ -309,7 +335,9 @@ def _one_line(box: str, argv: list[str]) -> str:
     if not text.startswith("Unrecognized"):
         return text
     unknown = [word.split("=")[0] for word in argv if word.startswith("--") and word in text]
-    hints = [nearest(word, [f"--{name.replace('_', '-')}" for name in OPTIONS]) for word in unknown]
+    own = [f.name for f in dataclasses.fields(kind)]
+    names = [*own, *OPTIONS] if "config" in own else own
+    hints = [nearest(word, [f"--{name.replace('_', '-')}" for name in names if name != "config"]) for word in unknown]
     return f"no option {' '.join(unknown) or text}" + next((h for h in hints if h), "")
 
 

@@ -259,6 +259,8 @@ class Config:
                 f"min_replay_agent_steps={self.learning.min_replay_agent_steps}: must be at most "
                 f"replay_agent_steps={self.learning.replay_agent_steps}"
             )
+        if not re.fullmatch(r"[\w.+-]+", self.run.name) or self.run.name.startswith("."):
+            raise ConfigError(f"name={self.run.name!r}: must be of letters, digits, '_', '-', '+' and '.', and not begin with '.'")
         if self.acting.behaviour == "aligned" and self.objective.stored_states:
             raise ConfigError("behaviour=aligned needs stored_states=False: a stored state remembers what the actor has forgotten")
         classes = self.environment.reward_classes

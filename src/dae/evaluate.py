@@ -7,6 +7,10 @@ import numpy as np
 from dae.agent import Actor, ActorState
 from dae.collect import ActingInputs, Episode
 from dae.envs.gymnasium import AnyEnv, EnvList
+from dae.errors import EnvironmentFault
+
+LONGEST_EPISODE = 200_000
+"""Agent steps after which an evaluation gives up: some environments never end."""
 
 
 def evaluate(
@@ -23,6 +27,10 @@ def evaluate(
     running = np.ones(episodes, bool)
     try:
         while running.any():
+            if length.max() >= LONGEST_EPISODE:
+                raise EnvironmentFault(
+                    f"an evaluation episode has not ended after {LONGEST_EPISODE:,} steps: give --max-episode-agent-steps a limit"
+                )
             action, state = agent.act(inputs(obs, prev_action, prev_reward, reset), state, epsilon, rng)
             which = np.flatnonzero(running)
             stepped = envs.step(action[which], [int(e) for e in which])

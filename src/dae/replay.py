@@ -134,11 +134,15 @@ class Replay:
         return np.asarray(self.reward[self.valid].cpu().numpy())
 
     def reward_scale(self) -> float:
-        """The standard deviation of the rewards; where they do not vary, their size; where there are none, 1."""
+        """The standard deviation of the rewards, and at least a tenth of the largest; their size where they do not vary, 1 where all are 0.
+
+        The floor is for rare rewards: a single one in a million steps has a thousand times their standard deviation, and its square
+        would drown all other losses.
+        """
         rewards = self.rewards().astype(np.float64)
         size = float(np.abs(rewards).max(initial=0.0))
         spread = float(rewards.std()) if rewards.size else 0.0
-        return (spread if spread > 1e-6 * size else size) or 1.0
+        return max(spread, 0.1 * size) if spread > 1e-6 * size else size or 1.0
 
     def return_variance(self, discount: float) -> float:
         """Var(G): of the discounted return from every stored step on (PAPER.md D7).

@@ -128,16 +128,20 @@ class Trainer:
             for _ in range(self.updates_owed()):
                 self.learn()
             over = self.agent_steps >= total or self.stop
-            scored = None
+            if over or passed(before, self.agent_steps, run.log_every_agent_steps):
+                yield self.report(episodes)
+                episodes = []
             if passed(before, self.agent_steps, acting.eval_every_agent_steps) or self.agent_steps >= total:
                 scored = self.evaluate()
-                over = over or self.reached(scored)
-            if over or passed(before, self.agent_steps, run.log_every_agent_steps):
-                yield Report("train", self.agent_steps, self.updates, episodes, self.metrics())
-                episodes = []
-            if scored is not None:
                 yield scored
+                if not over and self.reached(scored):
+                    over = True
+                    yield self.report(episodes)
         yield Report("end", self.agent_steps, self.updates)
+
+    def report(self, episodes: list[Episode]) -> Report:
+        """What happened since the last one."""
+        return Report("train", self.agent_steps, self.updates, episodes, self.metrics())
 
     def reached(self, report: Report) -> bool:
         """Whether an evaluation was as good as was asked for."""

@@ -6,6 +6,7 @@ from collections import deque
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -35,7 +36,7 @@ class Progress:
     def __enter__(self) -> "Progress":
         if self._live:
             self._live.start()
-            self._live.update(self._panel(), refresh=True)
+            self._live.update(self.panel(), refresh=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,7 +74,7 @@ class Progress:
         if self.quiet:
             return
         if self._live:
-            self._live.update(self._panel(), refresh=True)
+            self._live.update(self.panel(), refresh=True)
         elif report.kind == "eval" and report.episodes:
             print(
                 f"{self.steps:>10,} steps  evaluation {self.evals[-1][1]:.4g} over {len(report.episodes)} episodes",
@@ -104,7 +105,8 @@ class Progress:
             f"prior entropy {m['dae/prior_entropy']:.2f}  T {m['dae/temperature']:.3g}  KL {m['dae/kl']:.3g}"
         )
 
-    def _panel(self) -> Panel:
+    def panel(self) -> Panel:
+        """What the live display shows."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", min_width=12)
         grid.add_column()
@@ -123,7 +125,7 @@ class Progress:
         notes = findings(self.metrics, self.num_outcomes)
         bar = ProgressBar(total=self.total, completed=self.steps, width=60)
         warnings = [Text(f"! {note.what}: {note.remedy}", style="yellow") for note in notes]
-        return Panel(Group(bar, grid, *warnings), title=self.title, title_align="left", width=100)
+        return Panel(Group(Padding(bar, (0, 0, 1, 0)), grid, *warnings), title=self.title, title_align="left", width=100)
 
 
 def _sparkline(values: list[float]) -> str:

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from dae.config import Config
-from dae.errors import ConfigError
+from dae.errors import ConfigError, FileError
 from dae.train import Report
 
 FRAMES_PER_AGENT_STEP = 1
@@ -47,11 +47,18 @@ class Recorder:
     @classmethod
     def create(cls, folder: Path, cfg: Config, about: Mapping[str, Any], overwrite: bool) -> Self:
         """A new run folder; one that holds a run is refused."""
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is a file: choose another --name or --out")
         if folder.exists() and any(folder.iterdir()):
             if not overwrite:
                 raise ConfigError(f"{folder} already holds a run: choose another --name or --seed, or give --overwrite")
+            if not (folder / "run.json").is_file():
+                raise ConfigError(f"{folder} holds something that is no run: it is not overwritten; choose another --name or --out")
             shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"{folder}: can't be made: {error.strerror}") from error
         (folder / "config.yaml").write_text(yaml.safe_dump(cfg.nested(), sort_keys=False))
         (folder / "run.json").write_text(json.dumps({**provenance(), **about}, indent=1))
         trackers: list[Tracker] = [TensorBoard(folder)] if cfg.run.tensorboard and TensorBoard.available() else []
@@ -118,7 +125,7 @@ class TensorBoard:
 
 
 def provenance() -> dict[str, Any]:
-    """Where numbers come from: code, versions, machine. No environment variables, no paths."""
+    """Where numbers come from: code, versions, machine, and the command as it was typed. No environment variables."""
     packages = ("dae-rl", "torch", "numpy", "gymnasium", "ale-py")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     return {
