@@ -1,4 +1,4 @@
-"""Algorithm 1: how the agent acts (l.8-9), and one update (l.14-33) from top to bottom."""
+"""Algorithm 1: how the agent acts (l.8-9), and one update (l.16-33; l.14-15 are train.py's) from top to bottom."""
 
 import copy
 from collections.abc import Mapping
@@ -132,9 +132,9 @@ class Agent(Actor):
         posterior = obj.joint_posterior(posterior_o, self.net.reward_class(reward), self.net.sizes.num_reward_classes)
         prior = obj.prior_loss(posterior, outcomes.log_prior)                                             # l.20
 
+        luck_counts = (s.eps_wta <= c.luck_from_eps_wta) if c.corrections == "skill+luck" else torch.zeros_like(s.eps_wta)  # l.21
         luck = obj.centre_luck(outcomes.raw_luck, posterior, outcomes.log_prior)                          # l.22  Eq. 7
-        luck_counts = (s.eps_wta <= c.luck_from_eps_wta) if c.corrections == "skill+luck" else torch.zeros_like(s.eps_wta)
-        luck = luck * luck_counts                                                                         # l.21, 24
+        luck = luck * luck_counts                                                                         # l.24
         policy = obj.target_policy(ema_raw_adv, self.ema_temperature)                                     # l.26
         adv = obj.centre_advantage(raw_adv, policy, action)                                               # l.27  Eq. 6
         residual = obj.dae_residual(                                                                      # l.28  Eq. 6

@@ -159,7 +159,7 @@ class Trainer:
     def learn(self) -> None:
         """One update."""
         self.set_signals()
-        window = self.replay.sample(self.replay_rng, self.cfg.learning.batch_size, self.cfg.window_steps)
+        window = self.replay.sample(self.replay_rng, self.cfg.learning.batch_size, self.cfg.window_steps)  # l.15
         metrics = self.agent.update(window, self.signals)
         if not self._sums:
             self._sums = {name: torch.zeros_like(value) for name, value in metrics.items()}
@@ -171,7 +171,7 @@ class Trainer:
         """Schedules by agent step; Var(G) and the rewards' scale every so often."""
         cfg, s = self.cfg, self.signals
         total, now = cfg.learning.total_agent_steps, self.agent_steps
-        s.eps_wta.fill_(cfg.objective.eps_wta(now, total))
+        s.eps_wta.fill_(cfg.objective.eps_wta(now, total))  # l.14
         s.learning_rate.fill_(cfg.learning.learning_rate(now, total))
         if now >= self._variance_due:
             s.return_variance.fill_(self.replay.return_variance(cfg.objective.discount))
