@@ -200,6 +200,26 @@ def test_merging_keeps_every_row_and_says_where_it_comes_from(study, tmp_path):
     assert not list(out.glob(".*"))
 
 
+def test_merging_one_run_again_loses_no_other(write, study, tmp_path):
+    """A clone has the results but not the folders of the runs."""
+    out, jackpot = tmp_path / "results", [c for c in study.cells() if "Jackpot" in c.env]
+    for cell in jackpot:
+        pretend(tmp_path / "work", cell, wrong=3)
+    merge(study, tmp_path / "work", out)
+    before = {path.name: path.read_text() for path in out.iterdir()}
+    assert merge(study, tmp_path / "nothing", out) == 6
+    assert {path.name: path.read_text() for path in out.iterdir()} == before
+    pretend(tmp_path / "again", jackpot[0], score=5.0, wrong=9)
+    assert merge(study, tmp_path / "again", out) == 6
+    with (out / "dae-Jackpot-v0.csv").open() as file:
+        changed = list(csv.DictReader(file))
+    best = {(r["agent"], r["seed"]): float(r["score"]) for r in changed}  # of the last episode of each run
+    assert len(changed) == 6 * 4 and best.pop((jackpot[0].agent, str(jackpot[0].seed))) == 6 and set(best.values()) == {2}
+    assert (out / "jackpot_choices.csv").read_text().count(",9\n") == 1
+    other = read_study(write(TINY.replace("batch_size = 2", "batch_size = 3")))  # other settings: those runs are not these
+    assert merge(other, tmp_path / "nothing", out) == 2  # but for the outsider, who has no such option
+
+
 def test_a_failed_run_stops_no_other(study, tmp_path, monkeypatch):
     """The processes here only pretend: one ends well, one with an error, one never."""
     cells = study.cells(["full"])

@@ -3,7 +3,8 @@
 import csv
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dae.study.cell import CHOICES, EVAL, TRAIN, write_csv, write_whole
 from dae.study.spec import Cell, Study
 
 Row = dict[str, str]
+_FILES = ("eval", "train", "choices")
 
 
 def is_finished(folder: Path, cell: Cell) -> bool:
@@ -24,48 +26,105 @@ def is_finished(folder: Path, cell: Cell) -> bool:
 def merge(study: Study, work: Path, out: Path) -> int:
     """Write `<env>.csv`, `<env>.train.csv`, `jackpot_choices.csv` and `manifest.json`; returns the number of finished runs.
 
-    Always made anew from all finished runs, wherever they ran: the folders of several machines may be put together.
+    Made anew from the runs below `work`, wherever they ran: the folders of several machines may be put together. A run that is in
+    `out` only stays there, as long as the experiment file still asks for that very run: running one cell again loses no other.
     """
-    cells = [c for c in study.cells() if is_finished(work / c.key, c)]
-    if not cells:
+    runs = _finished(study, work) | {
+        key: run for key, run in _published(study, out).items() if not is_finished(work / key, run.cell)
+    }
+    in_order = [runs[cell.key] for cell in study.cells() if cell.key in runs]
+    if not in_order:
         return 0
     out.mkdir(parents=True, exist_ok=True)
-    choices: list[Row] = []
     for env in study.environments:
-        folders = [work / c.key for c in cells if c.env == env.id]
-        if folders:
-            write_csv(out / f"{env.slug}.csv", EVAL, [row for f in folders for row in read_csv(f / "eval.csv")])
-            write_csv(out / f"{env.slug}.train.csv", TRAIN, [row for f in folders for row in read_csv(f / "train.csv")])
-            choices += [row for f in folders if (f / "choices.csv").is_file() for row in read_csv(f / "choices.csv")]
+        of_env = [run for run in in_order if run.cell.env == env.id]
+        if of_env:
+            write_csv(out / f"{env.slug}.csv", EVAL, [row for run in of_env for row in run.scores])
+            write_csv(out / f"{env.slug}.train.csv", TRAIN, [row for run in of_env for row in run.metrics])
+    choices = [row for run in in_order for row in run.choices]
     if choices:
         write_csv(out / "jackpot_choices.csv", CHOICES, choices)
-    write_whole(out / "manifest.json", json.dumps(manifest(study, cells, work), indent=1) + "\n")
-    return len(cells)
+    write_whole(out / "manifest.json", json.dumps(manifest(study, in_order), indent=1) + "\n")
+    return len(in_order)
 
 
-def manifest(study: Study, cells: Sequence[Cell], work: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its rows, and what the manifest says of it."""
+
+    cell: Cell
+    about: dict[str, Any]
+    machine: dict[str, Any]
+    scores: list[Row]
+    metrics: list[Row]
+    choices: list[Row]
+
+
+_ABOUT = ("env", "agent", "seed", "agent_steps", "hours", "cpu_seconds", "fingerprint", "started", "commit")
+
+
+def _finished(study: Study, work: Path) -> dict[str, Run]:
+    """Those whose folders are below `work`."""
+    runs = {}
+    for cell in study.cells():
+        folder = work / cell.key
+        if is_finished(folder, cell):
+            about = read_json(folder / "cell.json")
+            about["commit"] = about["commit"] or commit()
+            machine = {**about["hardware"], "platform": about["platform"], "python": about["python"], "versions": about["versions"]}
+            rows = [read_csv(folder / f"{name}.csv") if (folder / f"{name}.csv").is_file() else [] for name in _FILES]
+            runs[cell.key] = Run(cell, {key: about[key] for key in _ABOUT}, machine, *rows)
+    return runs
+
+
+def _published(study: Study, out: Path) -> dict[str, Run]:
+    """Those that `out` has, with the settings of today."""
+    if not (out / "manifest.json").is_file():
+        return {}
+    old, runs = read_json(out / "manifest.json"), {}
+    tables = {env.id: [_rows_by_run(out / f"{env.slug}{end}.csv") for end in ("", ".train")] for env in study.environments}
+    choices = _rows_by_run(out / "jackpot_choices.csv")
+    known = {about.get("fingerprint"): about for about in old["runs"] if all(key in about for key in (*_ABOUT, "machine"))}
+    for cell in study.cells():
+        about = known.get(cell.fingerprint)
+        if about is not None and (about["env"], about["agent"], about["seed"]) == (cell.env, cell.agent, cell.seed):
+            which = (cell.agent, str(cell.seed))
+            scores, metrics = (table.get(which, []) for table in tables[cell.env])
+            told = [row for row in choices.get(which, []) if row["env"] == cell.env]
+            runs[cell.key] = Run(
+                cell, {key: about[key] for key in _ABOUT}, old["machines"][about["machine"]], scores, metrics, told
+            )
+    return runs
+
+
+def _rows_by_run(path: Path) -> dict[tuple[str, str], list[Row]]:
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in read_csv(path) if path.is_file() else []:
+        found.setdefault((row["agent"], row["seed"]), []).append(row)
+    return found
+
+
+def manifest(study: Study, runs: Sequence[Run]) -> dict[str, Any]:
     """Where the numbers come from."""
-    about = [read_json(work / c.key / "cell.json") for c in cells]
-    runs = [
-        {key: a[key] for key in ("env", "agent", "seed", "agent_steps", "hours", "cpu_seconds", "fingerprint")} | {"machine": m}
-        for a, m in zip(about, _indices([_machine(a) for a in about]), strict=True)
-    ]
-    planned = study.cells()
+    machines: list[dict[str, Any]] = []
+    for run in runs:
+        if run.machine not in machines:
+            machines.append(run.machine)
     return {
         "experiment": study.name,
         "description": study.description,
         "file": Path(study.path).name,
         "sha256": study.sha256,
         "merged": time.strftime("%Y-%m-%d", time.gmtime()),
-        "started": min(a["started"] for a in about),
-        "commits": sorted({a["commit"] or commit() for a in about}),
-        "machines": _distinct([_machine(a) for a in about]),
-        "runs_finished": len(cells),
-        "runs_planned": len(planned),
+        "started": min(run.about["started"] for run in runs),
+        "commits": sorted({run.about["commit"] for run in runs}),
+        "machines": machines,
+        "runs_finished": len(runs),
+        "runs_planned": len(study.cells()),
         "seeds": {env.id: list(env.seeds) for env in study.environments},
-        "cpu_hours": round(sum(a["cpu_seconds"] for a in about) / 3600, 3),
+        "cpu_hours": round(sum(run.about["cpu_seconds"] for run in runs) / 3600, 3),
         "agents": [{"name": a.name, "title": a.title, "source": a.source, "outsider": a.outsider} for a in study.agents],
-        "runs": runs,
+        "runs": [{**run.about, "machine": machines.index(run.machine)} for run in runs],
     }
 
 
@@ -73,16 +132,3 @@ def read_csv(path: Path) -> list[Row]:
     """All rows, as text."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def _machine(about: Mapping[str, Any]) -> dict[str, Any]:
-    return {**about["hardware"], "platform": about["platform"], "python": about["python"], "versions": about["versions"]}
-
-
-def _distinct(things: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [thing for i, thing in enumerate(things) if thing not in things[:i]]
-
-
-def _indices(things: Sequence[dict[str, Any]]) -> list[int]:
-    distinct = _distinct(things)
-    return [distinct.index(thing) for thing in things]
