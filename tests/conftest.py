@@ -19,10 +19,13 @@ with install_import_hook(["dae.objective", "dae.network", "dae.replay", "dae.lst
     import dae.network
     import dae.objective
     import dae.replay
+    from dae.agent import Signals
     from dae.collect import Collector
     from dae.config import Config
     from dae.encoders import ObsPart
     from dae.envs.gymnasium import EnvList, VectorAdapter
+    from dae.network import Inputs
+    from dae.replay import Window
     from dae.train import build_agent
 
 torch.set_num_threads(1)
@@ -106,6 +109,31 @@ class Counter(gym.Env):
     def observe(self):
         where = np.array([self.number, self.episode, self.t], np.float32)
         return {"where": where, "t": self.t} if self.nested else where
+
+
+def signals(eps_wta=0.4, learning_rate=1e-3, return_variance=2.0, reward_scale=0.7):
+    return Signals(*(torch.tensor(float(x)) for x in (eps_wta, learning_rate, return_variance, reward_scale)))
+
+
+def random_window(cfg, rng, batch=6, general=False, p_end=0.25):
+    """Windows in which episodes end in both ways, everywhere."""
+    steps = cfg.window_steps
+    reset, valid, terminal = np.zeros((steps + 1, batch), bool), np.zeros((steps, batch), bool), np.zeros((steps, batch), bool)
+    for b in range(batch):
+        opens, last = rng.random() < 0.3, rng.random() < 0.1
+        for t in range(steps):
+            reset[t, b], valid[t, b] = opens, not last
+            ends = not last and rng.random() < p_end
+            terminal[t, b] = ends and rng.random() < 0.5
+            opens, last = last, ends
+        reset[steps, b] = opens
+    rewards = (rng.normal(size=(2, steps + 1, batch)) if general else rng.integers(-1, 2, (2, steps + 1, batch))).astype(np.float32)
+    actions = rng.integers(0, 3, (2, steps + 1, batch))
+    obs = rng.normal(size=(steps + 1, batch, cfg.environment.frame_stack, 3)).astype(np.float32)
+    t = torch.from_numpy
+    inputs = Inputs({"obs": t(obs)}, t(actions[0]), t(rewards[0]), t(reset))
+    core = rng.normal(size=(batch, 2 * cfg.network.core_dim if cfg.network.core == "lstm" else 0)).astype(np.float32)
+    return Window(inputs, t(actions[1, :-1]), t(rewards[1, :-1]), t(terminal), t(valid), t(core))
 
 
 def counters(mode, num_envs=3, **options):

@@ -95,9 +95,9 @@ MISTAKES = {
         ("the rewards' scale counts empty slots", "self.reward[self.valid]", "self.reward.flatten()"),
     ],
     "lstm": [
-        ("reset ignored", "h, c = h * keep[t], c * keep[t]", "h, c = h * 1, c * 1"),
-        ("reset wipes c only", "h, c = h * keep[t], c * keep[t]", "h, c = h * 1, c * keep[t]"),
-        ("reset after the step", "h, c = h * keep[t], c * keep[t]", "h, c = (h * keep[t - 1], c * keep[t - 1]) if t else (h, c)"),
+        ("reset ignored", "h, c = h * kept, c * kept", "h, c = h * 1, c * 1"),
+        ("reset wipes c only", "h, c = h * kept, c * kept", "h, c = h * 1, c * kept"),
+        ("reset after the step", "keep = (~reset)", "keep = (~reset.roll(1, 0))"),
         ("input and forget gate swapped", "i, f, z, o =", "f, i, z, o ="),
         ("bias of 1 on the input gate", "block)[:, 1] = 1.0", "block)[:, 0] = 1.0"),
     ],

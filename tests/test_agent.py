@@ -7,37 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import REWARD_CLASSES, collected, tiny_agent, tiny_config
-from dae.agent import LOG_TEMPERATURE_RANGE, Agent, Signals
+from conftest import REWARD_CLASSES, collected, random_window, signals, tiny_agent, tiny_config
+from dae.agent import LOG_TEMPERATURE_RANGE, Agent
 from dae.network import Inputs
-from dae.replay import Window
 
 TRUNK = {"encoder", "prev_action", "prev_reward", "core"}
-
-
-def signals(eps_wta=0.4, learning_rate=1e-3, return_variance=2.0, reward_scale=0.7):
-    return Signals(*(torch.tensor(float(x)) for x in (eps_wta, learning_rate, return_variance, reward_scale)))
-
-
-def random_window(cfg, rng, batch=6, general=False, p_end=0.25):
-    """Windows in which episodes end in both ways, everywhere."""
-    steps = cfg.window_steps
-    reset, valid, terminal = np.zeros((steps + 1, batch), bool), np.zeros((steps, batch), bool), np.zeros((steps, batch), bool)
-    for b in range(batch):
-        opens, last = rng.random() < 0.3, rng.random() < 0.1
-        for t in range(steps):
-            reset[t, b], valid[t, b] = opens, not last
-            ends = not last and rng.random() < p_end
-            terminal[t, b] = ends and rng.random() < 0.5
-            opens, last = last, ends
-        reset[steps, b] = opens
-    rewards = (rng.normal(size=(2, steps + 1, batch)) if general else rng.integers(-1, 2, (2, steps + 1, batch))).astype(np.float32)
-    actions = rng.integers(0, 3, (2, steps + 1, batch))
-    obs = rng.normal(size=(steps + 1, batch, cfg.environment.frame_stack, 3)).astype(np.float32)
-    t = torch.from_numpy
-    inputs = Inputs({"obs": t(obs)}, t(actions[0]), t(rewards[0]), t(reset))
-    core = rng.normal(size=(batch, 2 * cfg.network.core_dim if cfg.network.core == "lstm" else 0)).astype(np.float32)
-    return Window(inputs, t(actions[1, :-1]), t(rewards[1, :-1]), t(terminal), t(valid), t(core))
 
 
 def setup(rng, general=False, **overrides):

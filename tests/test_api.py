@@ -91,6 +91,15 @@ def test_predict_warns_of_a_lost_state_and_of_a_missing_reward(learned):
         _, state = agent.predict(obs)
         with pytest.warns(UserWarning, match=r"predict\(\) was called without"):
             agent.predict(obs, None if given else state, **given)
+    agent = DAE("dae/TMaze-v0", **TINY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):  # `state=None` where an episode opens is fine, however often
+            _, state = agent.predict(obs)
+            agent.predict(obs, state, reward=0.0)
+        agent.predict(obs), agent.predict(obs)
+    with pytest.warns(UserWarning, match="without the state of the step before"):
+        agent.predict(obs)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         action, state = learned.predict(np.zeros(5, np.float32))

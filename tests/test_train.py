@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 
 import gymnasium as gym
 import numpy as np
@@ -82,11 +83,15 @@ def test_seeds_are_apart():
 @pytest.mark.parametrize("every", [1, 4, 6, 16])
 def test_the_replay_ratio_is_exact(every):
     """Catches: updates before the minimum, one too many or too few, and vector steps counted for agent steps."""
-    run = trainer(agent_steps_per_update=every, log_every_agent_steps=1, evaluation=False, min_replay_agent_steps=37)
+    often = {"log_every_agent_steps": 1, "eval_every_agent_steps": 0}
+    run = trainer(agent_steps_per_update=every, evaluation=False, min_replay_agent_steps=37, **often)
+    before = 0
     for report in run.run():
         diary = sum(len(env.diary) for env in run.envs.envs)
         assert report.agent_steps == run.agent_steps == diary
-        assert report.updates == run.updates == max(0, diary - 37) // every
+        known = diary if diary >= 160 else before  # the learner works while the environments step; in the end it catches up
+        assert report.updates == run.updates == max(0, known - 37) // every
+        before = diary
     assert run.updates == (run.agent_steps - 37) // every
     assert 160 <= run.agent_steps < 164
 
@@ -273,8 +278,11 @@ QUICK = {
 }  # fmt: skip
 
 
-def learned(make, **overrides):
+def learned(make, temperature=1.0, **overrides):
     run = trainer(make, evaluation=False, **QUICK | overrides)
+    with torch.no_grad():
+        run.agent.log_temperature.fill_(math.log(temperature))
+        run.agent.ema_temperature.fill_(temperature)
     list(run.run())
     return run
 
@@ -374,19 +382,19 @@ def test_probe_truncation():
 
 @trains
 def test_probe_skill():
-    """One action pays 1, the other 0, from mixed behaviour: Q tells them apart by 1, and V is that of the better one.
+    """One action pays 1, the other 0, from random behaviour, under a cold target policy: V is the better one's, A is 0 and -1.
 
-    Catches: advantages that are not centred under the target policy: V would be the behaviour's.
+    Catches: advantages that are not centred under the target policy: V would be the behaviour's, 1/2.
     """
 
     class Choice(Probe):
         def pay(self, t, action):
             return action
 
-    run = learned(Choice, epsilon="1", temperature_lr_multiplier=1.0)
-    run.agent.ema_temperature.fill_(1e-3)
-    ((_, adv, _),) = along(run)
-    assert adv == pytest.approx([-0.5, 0.5], abs=0.06)
+    run = learned(Choice, temperature=0.02, epsilon="1", temperature_lr_multiplier=0.0)
+    ((value, adv, _),) = along(run)
+    assert adv == pytest.approx([-0.5, 0.5], abs=0.06)  # raw, less their mean
+    assert value == pytest.approx(1, abs=0.06)
 
 
 @trains

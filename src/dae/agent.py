@@ -153,7 +153,7 @@ class Agent(Actor):
             "temperature": obj.masked_mean(temperature, valid),
         }
         parts = {
-            "dae": dae, "beta_v": beta_v, "adv": adv, "luck": luck, "value": value, "kl": kl, "posterior_o": posterior_o,
+            "dae": dae, "beta_v": beta_v, "adv": adv, "luck": luck, "value": value, "kl": kl, "posterior_o": posterior_o, "posterior": posterior,
             "log_prior": outcomes.log_prior, "policy": policy, "valid": valid,
         }  # fmt: skip
         return weighted, parts

@@ -84,7 +84,7 @@ class DAE:
         except TypeError:
             raise ConfigError("env_kwargs must be JSON values; bind others in a callable: DAE(lambda: MyEnv(...))") from None
         self.trainer: Trainer | None = None
-        self._warned = False
+        self._warned, self._stateless = False, 0
         self._rng = np.random.default_rng(cfg.run.seed)  # of predict(deterministic=False) only
 
     # ---------------------------------------------------------------------------------------------------------- learning
@@ -142,10 +142,16 @@ class DAE:
         if state is None:
             acting = ActingInputs(size, self.config.environment.frame_stack, self.agent.device)
             state = PredictState(self.agent.initial_state(size), acting, np.zeros(size, np.int64))
-            if episode_start is not None and not start.all():
-                self._warn("predict() was called without the state of the step before: the agent has forgotten the episode")
+            self._stateless += episode_start is None
+            if not start.all() or self._stateless > 2:  # one such call opens an episode; three in a row have lost the state
+                self._warn(
+                    "predict() was called without the state of the step before: the agent has forgotten the episode; give state=, "
+                    "or episode_start=True where a new one begins"
+                )
             start[:] = True
-        elif reward is None and not start.all():
+        else:
+            self._stateless = 0
+        if reward is None and not start.all():
             self._warn(
                 "predict() was called without `reward`: the agent, which sees rewards, is told 0; player() keeps account of it"
             )

@@ -13,19 +13,17 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import tyro
-import yaml
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from dae.config import OPTIONS, Config, Schedule
-from dae.errors import ConfigError, DaeError, FileError, nearest
+from dae.config import OPTIONS, Config, Schedule, read_options
+from dae.errors import ConfigError, DaeError, nearest
 from dae.presets import PRESETS, with_presets
 
 T = TypeVar("T")
-_SECTIONS = tuple(f.name for f in dataclasses.fields(Config))
 
 
 @dataclass(frozen=True)
@@ -284,7 +282,7 @@ def _parse(kind: type[T], verb: str, argv: list[str]) -> T | None:
     default: Any = None
     if any(f.name == "preset" for f in dataclasses.fields(kind)):  # type: ignore[arg-type]
         names, file = _values(argv, "--preset"), _values(argv, "--file")
-        base = _read_options(Path(file[-1])) if file and kind is Train else None
+        base = read_options(Path(file[-1])) if file and kind is Train else None
         default = kind(preset=tuple(names), config=with_presets(names, base))  # type: ignore[call-arg]
     complaint = io.StringIO()
     try:
@@ -294,20 +292,6 @@ def _parse(kind: type[T], verb: str, argv: list[str]) -> T | None:
         if not stop.code:
             return None
         raise ConfigError(_one_line(complaint.getvalue(), argv, kind)) from None
-
-
-def _read_options(path: Path) -> Config:
-    """A config.yaml: options, by section or not."""
-    try:
-        data = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise FileError(f"{path}: can't be read as YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: holds no options")
-    flat: dict[str, Any] = {}
-    for name, value in data.items():
-        flat |= value if name in _SECTIONS and isinstance(value, dict) else {str(name): value}
-    return Config().override(**{str(name): value for name, value in flat.items()})
 
 
 def _values(argv: list[str], option: str) -> list[str]:

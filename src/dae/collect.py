@@ -68,7 +68,7 @@ class ActingInputs:
 
 
 class Collector:
-    """Holds where each environment is; `step` moves all of them by one."""
+    """Holds where each environment is. `act` and `observe` move all of them by one; between the two the learner may work."""
 
     def __init__(self, envs: Envs, agent: Agent, replay: Replay, rng: np.random.Generator, reward_classes: tuple[float, ...]):
         self.envs, self.agent, self.replay, self.rng = envs, agent, replay, rng
@@ -81,16 +81,29 @@ class Collector:
         self.prev_action, self.prev_reward = np.zeros(e, np.int64), np.zeros(e, np.float32)
         self.state: ActorState = agent.initial_state(e)
         self.score, self.length = np.zeros(e), np.zeros(e, np.int64)
+        self._acted: tuple[NDArray[np.int64], ActorState] | None = None
 
     def step(self, epsilon: float) -> list[Episode]:
-        """Act once in every environment. Returns the episodes that ended."""
-        everyone = np.arange(self.envs.num_envs)
-        before = self.state  # H_t, the state BEFORE o_t was seen: what the replay keeps
+        """Both at once."""
+        self.act(epsilon)
+        return self.observe()
+
+    def act(self, epsilon: float) -> None:
+        """Choose an action in every environment; those that step by themselves begin to."""
         inputs = self.inputs(self.obs, self.prev_action, self.prev_reward, self.reset)
-        action, after = self.agent.act(inputs, before, epsilon, self.rng)
-        stepped = self.envs.step(action)
+        action, after = self.agent.act(inputs, self.state, epsilon, self.rng)
+        self.envs.send(action)
+        self._acted = action, after
+
+    def observe(self) -> list[Episode]:
+        """What came of it goes into the replay. Returns the episodes that ended."""
+        assert self._acted is not None, "act() comes first"
+        (action, after), self._acted = self._acted, None
+        before = self.state  # H_t, the state BEFORE o_t was seen: what the replay keeps
+        stepped = self.envs.recv()
         self._check_rewards(stepped)
 
+        everyone = np.arange(self.envs.num_envs)
         ended = (stepped.terminated | stepped.truncated) & self.valid
         terminal = stepped.terminated & self.valid
         reward = np.where(self.valid, stepped.reward, 0).astype(np.float32)

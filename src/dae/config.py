@@ -12,9 +12,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self
 
-from dae.errors import ConfigError, nearest
+import yaml
+
+from dae.errors import ConfigError, FileError, nearest
 
 _UNITS = {"": 1, "k": 1_000, "M": 1_000_000}
 
@@ -312,6 +315,21 @@ _SECTIONS: dict[str, type] = {
 _FIELDS = {f.name: f for kind in _SECTIONS.values() for f in dataclasses.fields(kind)}
 _SECTION_OF = {f.name: section for section, kind in _SECTIONS.items() for f in dataclasses.fields(kind)}
 OPTIONS = tuple(_SECTION_OF)
+
+
+def read_options(path: Path) -> Config:
+    """A config.yaml: options, by section or not."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: can't be read as YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: holds no options")
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        flat |= value if name in _SECTIONS and isinstance(value, dict) else {str(name): value}
+    return Config().override(**{str(name): value for name, value in flat.items()})
+
 
 _positive, _not_negative, _share = (lambda x: x > 0), (lambda x: x >= 0), (lambda x: 0 <= x <= 1)
 _LIMITS: list[tuple[str, Callable[[Any], bool], str]] = [

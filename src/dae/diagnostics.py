@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dae.config import ObjectiveConfig
 from dae.objective import masked_mean
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def update_metrics(
     classes = prior.shape[-1] // posterior.shape[-1]
     prior_o, prior_r = (prior.unflatten(-1, (-1, classes)).sum(dim) for dim in (-1, -2))
     share = (posterior * valid[..., None]).sum((0, 1)) / valid.sum().clamp_min(1)
+    both = (parts["posterior"] * valid[..., None]).sum((0, 1)).unflatten(-1, (-1, classes)) / valid.sum().clamp_min(1)
+    independent = both.sum(-1, keepdim=True) * both.sum(-2, keepdim=True)
 
     def entropy(p: Tensor) -> Tensor:
         return masked_mean(-torch.xlogy(p, p).sum(-1), valid)
@@ -44,6 +47,7 @@ def update_metrics(
         "dae/policy_entropy": entropy(parts["policy"]),
         "dae/largest_outcome_share": share.max(),
         "dae/live_outcomes": (-torch.xlogy(share, share).sum()).exp(),
+        "dae/outcome_reward_information": (torch.xlogy(both, both) - torch.xlogy(both, independent)).sum(),
         "dae/temperature": log_temperature.exp(),
         "dae/kl": masked_mean(parts["kl"], valid),
         "dae/eps_wta": s.eps_wta,
@@ -61,7 +65,7 @@ class Finding:
     remedy: str
 
 
-def findings(metrics: Mapping[str, float], num_outcomes: int) -> list[Finding]:
+def findings(metrics: Mapping[str, float], objective: ObjectiveConfig) -> list[Finding]:
     """What the health numbers of a stretch of training (means over its updates) say. Thresholds in docs/metrics.md."""
     if "dae/adv_size" not in metrics:
         return []
@@ -71,11 +75,11 @@ def findings(metrics: Mapping[str, float], num_outcomes: int) -> list[Finding]:
         if unhealthy:
             found.append(Finding(what, remedy))
 
-    annealed = m["dae/eps_wta"] == 0
-    alive = m["dae/live_outcomes"]
+    annealed, outcomes = m["dae/eps_wta"] == 0, objective.num_outcomes
+    alive, missed = m["dae/live_outcomes"], m["train/loss_rec"] / objective.beta_rec if objective.beta_rec else 0.0
     note(
-        annealed and m["dae/prior_entropy"] > 0.5 and alive < 1 + 0.1 * (num_outcomes - 1),
-        f"dead predictions: {alive:.1f} of {num_outcomes} are in use although outcomes are uncertain",
+        annealed and alive < 1 + 0.1 * (outcomes - 1) and (m["dae/prior_entropy"] > 0.5 or missed > 0.2),
+        f"dead predictions: {alive:.1f} of {outcomes} are in use, yet the next observation is not told well (error {missed:.2g} of 4)",
         "anneal eps_wta more slowly, or raise beta_rec",
     )
     note(
@@ -90,8 +94,14 @@ def findings(metrics: Mapping[str, float], num_outcomes: int) -> list[Finding]:
         f"runaway temperature: T = {m['dae/temperature']:.3g}",
         "rewards may be absent, or the learning rate too high; temperature_lr_multiplier below 1 slows it",
     )
+    settled = 0.5 / objective.beta_kl if objective.beta_kl else 0.0
     note(
-        m["dae/return_variance"] < 1e-4,
+        annealed and m["dae/kl"] < 0.25 * settled and m["dae/policy_entropy"] > 0.3,
+        f"lagging temperature: the KL is {m['dae/kl']:.2g}, far below {settled:.2g}, and the target policy still soft",
+        "raise temperature_lr_multiplier: T falls as fast as its learning rate lets it",
+    )
+    note(
+        m["dae/return_variance"] < objective.variance_floor,
         f"Var(G) is {m['dae/return_variance']:.2g}: hardly any return differs from another",
         "the agent has met no reward yet: keep epsilon high for longer, or shape the reward",
     )

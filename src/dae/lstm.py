@@ -36,14 +36,15 @@ class BlockLSTM(nn.Module):
         state: Float[Tensor, "b s"],
     ) -> tuple[Float[Tensor, "t b h"], Float[Tensor, "b s"]]:
         """Where `reset`, the state is forgotten BEFORE the step."""
-        gates_in = self.input(x).unflatten(-1, (self.blocks, -1))  # [T, B, blocks, 4 * block]
+        # unbind, not gates_in[t]: the gradient of an index is a whole [T, ...] of zeros for each step.
+        gates_in = self.input(x).unflatten(-1, (self.blocks, -1)).unbind()  # T x [B, blocks, 4 * block]
         h, c = (s.unflatten(-1, (self.blocks, -1)) for s in state.chunk(2, -1))  # [B, blocks, block]
-        keep = (~reset).to(x.dtype)[..., None, None]
+        keep = (~reset).to(x.dtype)[..., None, None].unbind()
         outputs = []
-        for t in range(x.shape[0]):
-            h, c = h * keep[t], c * keep[t]
+        for gates, kept in zip(gates_in, keep, strict=True):
+            h, c = h * kept, c * kept
             recurrent = torch.bmm(h.transpose(0, 1), self.recurrent).transpose(0, 1)
-            i, f, z, o = (gates_in[t] + recurrent).chunk(4, -1)
+            i, f, z, o = (gates + recurrent).chunk(4, -1)
             c = f.sigmoid() * c + i.sigmoid() * z.tanh()
             h = o.sigmoid() * c.tanh()
             outputs.append(h)

@@ -124,10 +124,12 @@ class Trainer:
         over = False
         while not over:
             before = self.agent_steps
-            episodes += self.collector.step(acting.epsilon(before, total))
-            for _ in range(self.updates_owed()):
-                self.learn()
+            self.collector.act(acting.epsilon(before, total))  # l.8-9: the environments are set going, and ...
+            self.catch_up()  # ... while they step, the learner learns from what was there before (PAPER.md D32)
+            episodes += self.collector.observe()  # l.10-12
             over = self.agent_steps >= total or self.stop
+            if over:
+                self.catch_up()
             if over or passed(before, self.agent_steps, run.log_every_agent_steps):
                 yield self.report(episodes)
                 episodes = []
@@ -147,6 +149,11 @@ class Trainer:
         """Whether an evaluation was as good as was asked for."""
         goal, scores = self.cfg.acting.stop_at_score, [e.score for e in report.episodes]
         return goal is not None and bool(scores) and float(np.mean(scores)) >= goal
+
+    def catch_up(self) -> None:
+        """All updates that are owed for the agent steps collected so far.                                 # l.13"""
+        for _ in range(self.updates_owed()):
+            self.learn()
 
     def updates_owed(self) -> int:
         """The replay ratio: one update for every so many agent steps since learning began."""

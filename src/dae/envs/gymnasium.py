@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from dae.encoders import ObsSpec
@@ -51,7 +51,8 @@ class Envs(Protocol):
     reward_classes: tuple[float, ...]
 
     def reset(self) -> Arrays: ...
-    def step(self, actions: NDArray[np.int64]) -> Stepped: ...
+    def send(self, actions: NDArray[np.int64]) -> None: ...
+    def recv(self) -> Stepped: ...
     def close(self) -> None: ...
 
 
@@ -172,7 +173,7 @@ def declared_reward_classes(env: AnyEnv | VectorEnv[Any, Any, Any]) -> tuple[flo
 
 
 class EnvList:
-    """Environments in this process, each episode with a seed of its own that no other episode of any run part shares."""
+    """Environments in this process, each episode with a seed of its own (a hash in 32 bits: two of 100,000 may well be equal)."""
 
     def __init__(self, make: Callable[[], AnyEnv], num_envs: int, seed: np.random.SeedSequence, channels: str = "auto"):
         self.envs = [make() for _ in range(num_envs)]
@@ -185,6 +186,7 @@ class EnvList:
         self.spec, self.reward_classes = self.reader.spec, declared_reward_classes(first)
         self._seed, self._episode = seed, [0] * num_envs
         self._ended, self._steps = [False] * num_envs, [0] * num_envs
+        self._sent: NDArray[np.int64] = np.zeros(num_envs, np.int64)
 
     def episode_seed(self, env: int) -> int:
         """Of the episode that environment `env` is in. 32 bits: many environments take no more."""
@@ -194,6 +196,14 @@ class EnvList:
     def reset(self) -> Arrays:
         """First observations of all."""
         return _stack([self._reset(e) for e in range(self.num_envs)])
+
+    def send(self, actions: NDArray[np.int64]) -> None:
+        """The actions of the coming step."""
+        self._sent = actions
+
+    def recv(self) -> Stepped:
+        """Take the step; in this process nothing could begin before."""
+        return self.step(self._sent)
 
     def step(self, actions: NDArray[np.int64], only: Sequence[int] | None = None) -> Stepped:
         """One step of all environments, or of those in `only`, whose rows are returned in that order."""
@@ -267,6 +277,7 @@ class VectorAdapter:
             raise ConfigError("this VectorEnv does not say how it resets: set metadata['autoreset_mode'] to an AutoresetMode")
         self.mode = AutoresetMode(mode)
         self._seed = int(seed.generate_state(1)[0]) >> 1  # one number: native vectors take no list
+        self._sent: NDArray[np.int64] = np.zeros(self.num_envs, np.int64)
         self._steps = 0
 
     def reset(self) -> Arrays:
@@ -274,11 +285,18 @@ class VectorAdapter:
         raw, _ = self.envs.reset(seed=self._seed)
         return self._read(raw)
 
-    def step(self, actions: NDArray[np.int64]) -> Stepped:
-        """One step of all environments."""
+    def send(self, actions: NDArray[np.int64]) -> None:
+        """The actions of the coming step; an AsyncVectorEnv's workers begin at once."""
+        self._sent = actions + self.first_action
+        if isinstance(self.envs, AsyncVectorEnv):
+            self.envs.step_async(self._sent)
+
+    def recv(self) -> Stepped:
+        """What came of it."""
         self._steps += 1
-        raw, reward, terminated, truncated, info = self.envs.step(actions + self.first_action)
-        reward, terminated, truncated = np.asarray(reward, np.float32), np.asarray(terminated, bool), np.asarray(truncated, bool)
+        returned = self.envs.step_wait() if isinstance(self.envs, AsyncVectorEnv) else self.envs.step(self._sent)
+        raw, paid, terminated, truncated, info = returned
+        reward, terminated, truncated = np.asarray(paid, np.float32), np.asarray(terminated, bool), np.asarray(truncated, bool)
         if not np.isfinite(reward).all():
             raise EnvironmentFault(f"environment {int(np.argmin(np.isfinite(reward)))}, step {self._steps}: a reward is not finite")
         obs, ended = self._read(raw), terminated | truncated
@@ -288,6 +306,11 @@ class VectorAdapter:
             return Stepped(obs, reward, terminated, truncated, self._final_observations(obs, info, ended))
         opened, _ = self.envs.reset(options={"reset_mask": ended})  # DISABLED: resetting is ours to do
         return Stepped(self._read(opened), reward, terminated, truncated, final_obs=obs)
+
+    def step(self, actions: NDArray[np.int64]) -> Stepped:
+        """Both at once."""
+        self.send(actions)
+        return self.recv()
 
     def close(self) -> None:
         """Close the vector."""

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dae.config import ObjectiveConfig
 from dae.diagnostics import findings
 from dae.train import Report
 
@@ -21,8 +22,8 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 class Progress:
     """Feed it every report; `speed` is what the log writes too."""
 
-    def __init__(self, title: str, total_agent_steps: int, num_outcomes: int, quiet: bool = False):
-        self.title, self.total, self.num_outcomes, self.quiet = title, total_agent_steps, num_outcomes, quiet
+    def __init__(self, title: str, total_agent_steps: int, objective: ObjectiveConfig, quiet: bool = False):
+        self.title, self.total, self.objective, self.quiet = title, total_agent_steps, objective, quiet
         self.console = Console(stderr=True)
         self.started = self._last_time = time.time()
         self._last_steps = 0
@@ -122,7 +123,7 @@ class Progress:
             values = [v for _, v in self.evals]
             grid.add_row("evaluation", f"{values[-1]:.4g}   best {max(values):.4g}   {_sparkline(values[-40:])}")
         grid.add_row("health", self._health())
-        notes = findings(self.metrics, self.num_outcomes)
+        notes = findings(self.metrics, self.objective)
         bar = ProgressBar(total=self.total, completed=self.steps, width=60)
         warnings = [Text(f"! {note.what}: {note.remedy}", style="yellow") for note in notes]
         return Panel(Group(Padding(bar, (0, 0, 1, 0)), grid, *warnings), title=self.title, title_align="left", width=100)

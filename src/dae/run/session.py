@@ -1,29 +1,31 @@
 """`dae train` from beginning to end: folder, progress, checkpoints, and the pictures afterwards."""
 
 import contextlib
+import itertools
 import shutil
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dae.api import DAE, Player
-from dae.config import Config
+from dae.config import Config, read_options
 from dae.diagnostics import Finding, findings
 from dae.envs.gymnasium import AnyEnv, EnvSource
 from dae.errors import EnvironmentFault, FileError
+from dae.replay import bytes_needed
 from dae.run import pictures
-from dae.run.checkpoint import read_json
 from dae.run.progress import Progress
 from dae.run.record import Recorder, read_jsonl, run_folder
 from dae.train import passed
 
 KEPT_CHECKPOINTS = 2
+LONGEST_VIDEO_AGENT_STEPS = 2000
+"""Of the video at the end of a run: some episodes last an hour. `dae play` films whole ones."""
 
 
 def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite: bool, quiet: bool) -> Path:
@@ -39,19 +41,19 @@ def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite
         "presets": list(presets),
         "from": weights,
         "frames_per_agent_step": frames_per_agent_step(agent.source),
-        "num_outcomes": cfg.objective.num_outcomes,
     }
     recorder = Recorder.create(folder, cfg, about, overwrite)
     say(f"{folder}: {describe(agent)}")
     how, title = "failed", f"{agent.source.name} · seed {cfg.run.seed}"
-    saved_at = 0
+    saved_at, reached = 0, False
     try:
         with (
-            Progress(title, cfg.learning.total_agent_steps, cfg.objective.num_outcomes, quiet) as progress,
+            Progress(title, cfg.learning.total_agent_steps, cfg.objective, quiet) as progress,
             stop_on_interrupt(agent) as asked,
         ):
             for report in agent.reports():
                 recorder.write(report, progress.show(report))
+                reached = reached or (report.kind == "eval" and agent.trainer is not None and agent.trainer.reached(report))
                 every = cfg.run.checkpoint_every_agent_steps
                 if report.kind == "end" or (report.kind == "train" and passed(saved_at, report.agent_steps, every)):
                     saved_at = report.agent_steps
@@ -63,7 +65,17 @@ def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite
     if asked:
         raise KeyboardInterrupt
     finish_pictures(agent, folder)
+    if cfg.acting.stop_at_score is not None:
+        say(goal_line(agent, cfg.acting.stop_at_score, reached))
     return folder
+
+
+def goal_line(agent: DAE, goal: float, reached: bool) -> str:
+    """Whether the score that was asked for was reached; one evaluation said so, and it was selected for saying so."""
+    steps = f"{agent.now().agent_steps:,} agent steps"
+    if reached:
+        return f"goal reached: a mean score of at least {goal:g} in an evaluation after {steps}"
+    return f"goal NOT reached: no evaluation had a mean score of {goal:g} in {steps}; another --seed or more steps may"
 
 
 @contextlib.contextmanager
@@ -101,9 +113,10 @@ def describe(agent: DAE) -> str:
     sizes, cfg = agent.agent.net.component_sizes(), agent.config
     classes = agent.blueprint.reward_classes
     rewards = f"reward classes {list(classes)}" if classes else "general rewards"
+    replay = bytes_needed(agent.envs.spec, cfg.learning.replay_agent_steps, agent.agent.net.state_dim)
     return (
         f"{sum(sizes.values()) / 1e6:.2f}M parameters on {agent.agent.device.type}, {agent.envs.num_envs} environments, {rewards}, "
-        f"replay of {cfg.learning.replay_agent_steps:,} steps"
+        f"replay of {cfg.learning.replay_agent_steps:,} steps in {replay / 2**20:,.0f} MiB"
     )
 
 
@@ -138,23 +151,26 @@ def film_if_possible(agent: DAE, source: EnvSource, path: Path) -> list[str]:
         env = pictures.make_rendering(source)
         if env.render_mode != "rgb_array":
             return []
-        scores = film(agent.player(), env, 1, seed=12345, path=path)
+        ((score, length),) = film(agent.player(), env, 1, seed=12345, path=path, longest=LONGEST_VIDEO_AGENT_STEPS)
         env.close()
     except EnvironmentFault as error:
         return [f"no video: {error}"]
     except Exception as error:  # rendering is the environment's own code and must not fail a finished run
         return [f"no video: rendering {source.name} raised {type(error).__name__}: {' '.join(str(error).split())}"]
-    return [f"video: {path} (one episode, score {scores[0][0]:.4g})"]
+    what = "one episode" if length < LONGEST_VIDEO_AGENT_STEPS else f"the first {length:,} steps of an episode"
+    return [f"video: {path} ({what}, score {score:.4g})"]
 
 
-def film(player: Player, env: AnyEnv, episodes: int, seed: int, path: Path | None) -> list[tuple[float, int]]:
+def film(
+    player: Player, env: AnyEnv, episodes: int, seed: int, path: Path | None, longest: int | None = None
+) -> list[tuple[float, int]]:
     """Play; returns (score, length) of each episode, and writes what was rendered if a path is given."""
     scores: list[tuple[float, int]] = []
 
     def frames() -> Iterator[NDArray[np.uint8]]:
         for episode in range(episodes):
             score, length = 0.0, 0
-            for reward, picture in player.play(env, seed=seed + episode):
+            for reward, picture in itertools.islice(player.play(env, seed=seed + episode), longest):
                 score, length = score + reward, length + 1
                 if picture is not None:
                     yield picture
@@ -176,8 +192,7 @@ def examine(folder: Path, last: float) -> tuple[list[Finding], dict[str, float]]
     rows = rows[-max(1, round(last * len(rows))) :]
     names = [name for name in rows[-1] if name.startswith(("dae/", "train/"))]
     numbers = {name: float(np.mean([row[name] for row in rows if name in row])) for name in names}
-    config: Any = read_json(folder / "run.json")
-    return findings(numbers, int(config.get("num_outcomes", 16))), numbers
+    return findings(numbers, read_options(folder / "config.yaml").objective), numbers
 
 
 def say(line: str) -> None:
