@@ -9,7 +9,8 @@ import torch
 
 from dae import DAE, load_player
 from dae.errors import ConfigError, EnvironmentFault, FileError, ResourceError
-from dae.run.checkpoint import export
+from dae.ledger import Diary
+from dae.run.checkpoint import export, load_checkpoint
 
 TINY = {
     "preset": "laptop", "num_envs": 2, "embedding_dim": 8, "core_dim": 8, "core_blocks": 2, "value_hidden": 8, "prediction_hidden": 8,
@@ -147,6 +148,35 @@ def test_weights_only(learned, tmp_path):
     other.learn()
 
 
+def test_an_agent_too_large_to_learn_here_can_still_play():
+    """Catches: a laptop that can't load what a large machine trained, for want of a replay that playing does not need."""
+    agent = DAE("dae/TMaze-v0", **TINY | {"replay_agent_steps": 10**12})
+    assert agent.evaluate(2)
+    with pytest.raises(ResourceError):
+        next(agent.reports())
+
+
+@pytest.mark.parametrize("which", ["online", "ema"])
+def test_whose_actions_are_played(which, learned, tmp_path):
+    """`eval_weights` holds for evaluate, predict, player, load and export alike. Catches: one of them on the other network."""
+    agent = DAE("dae/TMaze-v0", **TINY | {"eval_weights": which})
+    agent.agent.load_state_dict(learned.agent.state_dict())
+    with torch.no_grad():
+        for net, favourite in ((agent.agent.net, 1), (agent.agent.ema, 2)):
+            net.adv[-1].weight.zero_()
+            net.adv[-1].bias.copy_(100 * torch.eye(3)[favourite])
+    wanted, obs = {"online": 1, "ema": 2}[which], np.zeros(5, np.float32)
+    assert agent.predict(obs)[0] == agent.player().act(obs) == wanted
+    path = agent.save(tmp_path / "agent")
+    assert DAE.load(path).predict(obs)[0] == wanted
+    assert load_player(path)[0].act(obs) == wanted
+    tensors, blueprint, _ = load_checkpoint(path)
+    assert load_player(export(tmp_path / "a.safetensors", tensors, blueprint))[0].act(obs) == wanted
+    diary = Diary()
+    agent.evaluate(3, epsilon=0.0, diary=diary)
+    assert all((action[running] == wanted).all() for action, running in zip(diary.action, diary.valid, strict=True))
+
+
 def test_what_does_not_fit_is_refused(learned, tmp_path):
     path = learned.save(tmp_path / "agent")
     with pytest.raises(ConfigError, match="trained with other observations"):
@@ -154,9 +184,9 @@ def test_what_does_not_fit_is_refused(learned, tmp_path):
     with pytest.raises(ConfigError, match="trained with another network"):
         DAE("dae/TMaze-v0", **TINY | {"embedding_dim": 16}).load_weights(path)
     with pytest.raises(ResourceError, match=r"GiB of memory.*at most about"):
-        DAE("dae/TMaze-v0", **TINY | {"replay_agent_steps": 10**12})
+        DAE("dae/TMaze-v0", **TINY | {"replay_agent_steps": 10**12}).learn()
     with pytest.raises(ConfigError, match="need more than"):
-        DAE("dae/TMaze-v0", **TINY | {"replay_agent_steps": 12, "min_replay_agent_steps": 10})
+        DAE("dae/TMaze-v0", **TINY | {"replay_agent_steps": 12, "min_replay_agent_steps": 10}).learn()
     with pytest.raises(EnvironmentFault, match="Box are not supported"):
         DAE("Pendulum-v1", **TINY)
     with pytest.raises(FileError, match="neither a run folder"):

@@ -91,7 +91,7 @@ class Agent(Actor):
 
     def __init__(self, network: Network, objective: ObjectiveConfig, learning: LearningConfig, acting: ActingConfig):
         super().__init__(network, acting.behaviour, objective.burn_in_steps)
-        self.cfg, self.learning = objective, learning
+        self.cfg, self.learning, self.eval_weights = objective, learning, acting.eval_weights
         self.train_steps = objective.train_steps or objective.backup_steps
         device = self.device
         self.ema = copy.deepcopy(network).requires_grad_(False)  # l.2
@@ -105,6 +105,11 @@ class Agent(Actor):
             groups, betas=(learning.adam_beta1, learning.adam_beta2), eps=learning.adam_eps,
             fused=device.type in ("cpu", "cuda"), capturable=device.type == "cuda",
         )  # fmt: skip
+
+    @property
+    def player(self) -> Actor:
+        """Who is scored and played (PAPER.md D33); data are collected by the online network in any case."""
+        return self if self.eval_weights == "online" else Actor(self.ema, self.behaviour, self.memory_steps)
 
     # ---------------------------------------------------------------------------------------------------------- learning
 
@@ -153,8 +158,8 @@ class Agent(Actor):
             "temperature": obj.masked_mean(temperature, valid),
         }
         parts = {
-            "dae": dae, "beta_v": beta_v, "adv": adv, "luck": luck, "value": value, "kl": kl, "posterior_o": posterior_o, "posterior": posterior,
-            "log_prior": outcomes.log_prior, "policy": policy, "valid": valid,
+            "dae": dae, "beta_v": beta_v, "adv": adv, "luck": luck, "value": value, "ema_value": ema_value, "kl": kl,
+            "posterior_o": posterior_o, "posterior": posterior, "log_prior": outcomes.log_prior, "policy": policy, "valid": valid,
         }  # fmt: skip
         return weighted, parts
 

@@ -22,6 +22,7 @@ from dae.envs.gymnasium import AnyEnv, EnvList, EnvSource, VectorAdapter, env_so
 from dae.envs.spaces import ObservationReader
 from dae.errors import ConfigError, FileError, ResourceError
 from dae.evaluate import evaluate
+from dae.ledger import Diary
 from dae.network import Network
 from dae.presets import with_presets
 from dae.replay import bytes_needed
@@ -73,7 +74,6 @@ class DAE:
         self.envs = self._make_envs()
         self.reader: ObservationReader = self.envs.reader
         classes = pick_reward_classes(cfg, self.envs.reward_classes)
-        self._refuse_too_large(cfg)
         self.agent: Agent = build_agent(cfg, self.envs.spec, self.envs.num_actions, classes)
         self.blueprint = Blueprint(
             cfg, self.envs.spec, self.envs.num_actions, classes,
@@ -84,7 +84,7 @@ class DAE:
         except TypeError:
             raise ConfigError("env_kwargs must be JSON values; bind others in a callable: DAE(lambda: MyEnv(...))") from None
         self.trainer: Trainer | None = None
-        self._warned, self._stateless = False, 0
+        self._warned, self._stateless, self._reward_scale = False, 0, 1.0
         self._rng = np.random.default_rng(cfg.run.seed)  # of predict(deterministic=False) only
 
     # ---------------------------------------------------------------------------------------------------------- learning
@@ -96,6 +96,7 @@ class DAE:
             self.blueprint = dataclasses.replace(self.blueprint, config=self.config)
         if self.trainer is not None:
             raise ConfigError("this agent has learned already; make a new one, or load its weights with DAE.load")
+        self.refuse_too_large()
         if self.blueprint.agent_steps:
             warnings.warn(
                 "learning goes on from loaded weights, optimiser and temperature; schedules and replay start anew", stacklevel=2
@@ -110,14 +111,35 @@ class DAE:
                 break
         return self
 
-    def evaluate(self, episodes: int | None = None, epsilon: float | None = None, seed: int | None = None) -> list[Episode]:
-        """Raw scores: the first episode of each of `episodes` fresh environments."""
+    def refuse_too_large(self) -> None:
+        """Whether there is room for the replay; asked before learning only, since playing needs none."""
+        cfg = self.config
+        need = bytes_needed(self.envs.spec, cfg.learning.replay_agent_steps, self.agent.net.state_dim)
+        have = _free_memory(pick_device(cfg.run.device))
+        if have is not None and need > have:
+            fits = int(cfg.learning.replay_agent_steps * have / need * 0.8)
+            raise ResourceError(
+                f"replay_agent_steps={cfg.learning.replay_agent_steps}: the replay needs {need / 2**30:.1f} GiB of memory, "
+                f"{have / 2**30:.1f} GiB are free; at most about {fits} fit"
+            )
+        if cfg.learning.replay_agent_steps // self.envs.num_envs <= cfg.window_steps + cfg.environment.frame_stack:
+            raise ConfigError(
+                f"replay_agent_steps={cfg.learning.replay_agent_steps}: {self.envs.num_envs} environments with windows of "
+                f"{cfg.window_steps} steps need more than {self.envs.num_envs * (cfg.window_steps + cfg.environment.frame_stack + 1)}"
+            )
+
+    def evaluate(
+        self, episodes: int | None = None, epsilon: float | None = None, seed: int | None = None, diary: Diary | None = None
+    ) -> list[Episode]:
+        """Raw scores: the first episode of each of `episodes` fresh environments. A `dae.ledger.Diary` keeps what happened."""
         if self.source is None:
             raise ConfigError("a VectorEnv object can't be evaluated: make the agent from an id, a class or a callable")
         acting = self.config.acting
+        seeds = Seeds.of(self.config.run.seed if seed is None else seed)
         return evaluate(
-            self.agent, self.source.make, acting.eval_episodes if episodes is None else episodes, acting.eval_epsilon if epsilon is None else epsilon,
-            Seeds.of(self.config.run.seed if seed is None else seed).evaluation_at(self.now().agent_steps), self.config.network.channels,
+            self.agent.player, self.source.make, acting.eval_episodes if episodes is None else episodes,
+            acting.eval_epsilon if epsilon is None else epsilon, seeds.evaluation_at(self.now().agent_steps),
+            self.config.network.channels, diary,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------------ acting
@@ -158,20 +180,26 @@ class DAE:
         earned = np.broadcast_to(np.asarray(0.0 if reward is None else reward, np.float32), (size,)).copy()
         epsilon = 0.0 if deterministic else self.config.acting.eval_epsilon
         acting = copy.deepcopy(state.inputs)  # the given state stays as it is, so that it may be used again
-        action, actor = self.agent.act(acting(arrays, state.prev_action, earned, start), state.actor, epsilon, self._rng)
+        action, actor = self.agent.player.act(acting(arrays, state.prev_action, earned, start), state.actor, epsilon, self._rng)
         following = PredictState(actor, acting, action)
         action = action + self.envs.first_action
         return (int(action[0]) if single else action), following
 
     def player(self, epsilon: float = 0.0, seed: int = 0) -> "Player":
         """Plays one environment, keeping the state for you."""
-        return Player(self.agent, self.reader, self.config, self.envs.first_action, epsilon, seed)
+        return Player(self.agent.player, self.reader, self.config, self.envs.first_action, epsilon, seed)
 
     # -------------------------------------------------------------------------------------------------------------- files
 
     def save(self, path: str | Path) -> Path:
         """A checkpoint folder: weights, optimiser, configuration. The replay is not in it."""
-        return save_checkpoint(Path(path), self.agent.state_dict(), self.now(), {"saved": time.time()})
+        more = {"saved": time.time(), "reward_scale": self.reward_scale}
+        return save_checkpoint(Path(path), self.agent.state_dict(), self.now(), more)
+
+    @property
+    def reward_scale(self) -> float:
+        """The unit of predicted rewards, where they are general (PAPER.md D12)."""
+        return self._reward_scale if self.trainer is None else float(self.trainer.signals.reward_scale)
 
     def now(self) -> Blueprint:
         """What this agent is, with the counters as they stand."""
@@ -185,7 +213,7 @@ class DAE:
 
         Weights, optimiser and temperature come back; should it learn further, schedules and replay start anew.
         """
-        tensors, blueprint, _ = load_checkpoint(latest_checkpoint(Path(path)))
+        tensors, blueprint, more = load_checkpoint(latest_checkpoint(Path(path)))
         options = {"env_kwargs": _kwargs_for(env, blueprint)} | overrides
         agent = cls(_named_env(env, blueprint, str(path)), config=blueprint.config, **options)
         agent._check_fits(blueprint, str(path))
@@ -194,6 +222,7 @@ class DAE:
         except (KeyError, RuntimeError, ValueError) as error:
             raise FileError(f"{path}: its tensors do not fit its own description ({type(error).__name__})") from error
         agent.blueprint = advance(agent.blueprint, blueprint.agent_steps, blueprint.updates)
+        agent._reward_scale = float(more.get("reward_scale", 1.0))
         return agent
 
     def load_weights(self, path: str | Path) -> None:
@@ -217,22 +246,6 @@ class DAE:
             return VectorAdapter(self.vector, seed, cfg.network.channels)
         assert self.source is not None
         return EnvList(self.source.make, cfg.environment.num_envs, seed, cfg.network.channels)
-
-    def _refuse_too_large(self, cfg: Config) -> None:
-        state = 2 * cfg.network.core_dim if cfg.network.core == "lstm" else 0
-        need = bytes_needed(self.envs.spec, cfg.learning.replay_agent_steps, state)
-        have = _free_memory(pick_device(cfg.run.device))
-        if have is not None and need > have:
-            fits = int(cfg.learning.replay_agent_steps * have / need * 0.8)
-            raise ResourceError(
-                f"replay_agent_steps={cfg.learning.replay_agent_steps}: the replay needs {need / 2**30:.1f} GiB of memory, "
-                f"{have / 2**30:.1f} GiB are free; at most about {fits} fit"
-            )
-        if cfg.learning.replay_agent_steps // self.envs.num_envs <= cfg.window_steps + cfg.environment.frame_stack:
-            raise ConfigError(
-                f"replay_agent_steps={cfg.learning.replay_agent_steps}: {self.envs.num_envs} environments with windows of "
-                f"{cfg.window_steps} steps need more than {self.envs.num_envs * (cfg.window_steps + cfg.environment.frame_stack + 1)}"
-            )
 
     def _check_fits(self, blueprint: Blueprint, path: str) -> None:
         mine = (dict(self.envs.spec), self.envs.num_actions, self.blueprint.reward_classes)

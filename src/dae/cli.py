@@ -57,6 +57,8 @@ class Eval:
     """Share of random actions; as in the run's own evaluations where it is not given."""
     seed: int = 0
     """Of environments and random actions."""
+    ledger: str = ""
+    """Write value, skill and luck of every step of these episodes to this .csv file; needs more than an export has."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
     """Where tensors live."""
 
@@ -173,19 +175,25 @@ def train(options: Train) -> int:
 
 def evaluate(options: Eval) -> int:
     """`dae eval`."""
-    from dae.api import load_player
+    from dae.api import DAE, load_player
     from dae.evaluate import evaluate as score
+    from dae.ledger import Diary, write_ledger
 
     _at_least("episodes", options.episodes, 1)
+    whole = DAE.load(options.path, options.env or None, device=options.device, num_envs=1) if options.ledger else None
+    diary = Diary() if whole else None
     player, source = load_player(options.path, options.env or None, device=options.device)
     seed = np.random.SeedSequence(options.seed)
     epsilon = player.config.acting.eval_epsilon if options.epsilon is None else options.epsilon
-    episodes = score(player.actor, source.make, options.episodes, epsilon, seed, player.config.network.channels)
+    episodes = score(player.actor, source.make, options.episodes, epsilon, seed, player.config.network.channels, diary)
     scores = np.array([e.score for e in episodes])
     error = scores.std(ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else 0.0
     lengths = np.mean([e.length_agent_steps for e in episodes])
     print(f"{source.name}: mean score {scores.mean():.6g} ± {error:.3g} (standard error), median {np.median(scores):.6g}, "
           f"mean length {lengths:.1f}, {len(scores)} episodes, epsilon {epsilon:g}, seed {options.seed}")  # fmt: skip
+    if whole is not None and diary is not None:
+        write_ledger(Path(options.ledger), whole.agent, diary, whole.reward_scale)
+        print(f"ledger: {options.ledger}")
     return 0
 
 

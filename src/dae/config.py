@@ -203,6 +203,8 @@ class ActingConfig:
     """aligned: the actor sees only the last burn_in_steps + 1 observations (confounding study)."""
     eval_epsilon: float = 0.001
     """Share of random actions in evaluation."""
+    eval_weights: Literal["online", "ema"] = "online"
+    """Whose actions are scored, played and exported: those of the weights that collect the data, or of their average (PAPER.md D33)."""
     eval_episodes: int = 50
     """The first episode of each of so many environments."""
     eval_every_agent_steps: int = 250_000

@@ -8,15 +8,22 @@ from dae.agent import Actor, ActorState
 from dae.collect import ActingInputs, Episode
 from dae.envs.gymnasium import AnyEnv, EnvList
 from dae.errors import EnvironmentFault
+from dae.ledger import Diary
 
 LONGEST_EPISODE = 200_000
 """Agent steps after which an evaluation gives up: some environments never end."""
 
 
 def evaluate(
-    agent: Actor, make: Callable[[], AnyEnv], episodes: int, epsilon: float, seed: np.random.SeedSequence, channels: str = "auto"
+    agent: Actor,
+    make: Callable[[], AnyEnv],
+    episodes: int,
+    epsilon: float,
+    seed: np.random.SeedSequence,
+    channels: str = "auto",
+    diary: Diary | None = None,
 ) -> list[Episode]:
-    """One episode of each environment: taking the first to finish would favour short ones. Raw scores."""
+    """One episode of each environment: taking the first to finish would favour short ones. Raw scores. A `diary` is kept if given."""
     env_seed, acting_seed = seed.spawn(2)
     envs, rng = EnvList(make, episodes, env_seed, channels), np.random.default_rng(acting_seed)
     inputs = ActingInputs(episodes, agent.net.sizes.frame_stack, agent.device)
@@ -31,7 +38,8 @@ def evaluate(
                 raise EnvironmentFault(
                     f"an evaluation episode has not ended after {LONGEST_EPISODE:,} steps: give --max-episode-agent-steps a limit"
                 )
-            action, state = agent.act(inputs(obs, prev_action, prev_reward, reset), state, epsilon, rng)
+            seen = inputs(obs, prev_action, prev_reward, reset)
+            action, state = agent.act(seen, state, epsilon, rng)
             which = np.flatnonzero(running)
             stepped = envs.step(action[which], [int(e) for e in which])
             for name, array in stepped.obs.items():
@@ -41,8 +49,14 @@ def evaluate(
             score += reward
             length[which] += 1
             truncated[which] = stepped.truncated & ~stepped.terminated
+            if diary is not None:
+                terminal = np.zeros(episodes, bool)
+                terminal[which] = stepped.terminated
+                diary.did(seen, action, reward, terminal, running)
             running[which] = ~(stepped.terminated | stepped.truncated)
             prev_action, prev_reward, reset = action, reward, np.zeros(episodes, bool)
+        if diary is not None:
+            diary.see(inputs(obs, prev_action, prev_reward, reset))
     finally:
         envs.close()
     return [Episode(e, float(score[e]), int(length[e]), bool(truncated[e])) for e in range(episodes)]

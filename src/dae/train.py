@@ -210,12 +210,12 @@ class Trainer:
         return float((recomputed - stored).norm() / stored.norm().clamp_min(1e-6))
 
     def evaluate(self) -> Report:
-        """Score the online network as it is now."""
+        """Score the agent as it is now."""
         episodes: list[Episode] = []
         if self.make_eval_env is not None:
             acting = self.cfg.acting
             episodes = evaluate(
-                self.agent, self.make_eval_env, acting.eval_episodes, acting.eval_epsilon,
+                self.agent.player, self.make_eval_env, acting.eval_episodes, acting.eval_epsilon,
                 self.seeds.evaluation_at(self.agent_steps), self.cfg.network.channels,
             )  # fmt: skip
         return Report("eval", self.agent_steps, self.updates, episodes)

@@ -119,8 +119,7 @@ def latest_checkpoint(path: Path) -> Path:
 
 def export(path: Path, tensors: Mapping[str, Tensor], blueprint: Blueprint) -> Path:
     """Only what acting needs, in 16 bit, in one file."""
-    acting = {k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")}
-    acting = {k: v.detach().cpu().half().contiguous() for k, v in acting.items() if k.startswith(ACTING_PARTS)}
+    acting = {k: v.detach().cpu().half().contiguous() for k, v in _acting(tensors, blueprint).items()}
     for name, tensor in acting.items():
         if not tensor.isfinite().all():
             raise FileError(f"{path}: the weights '{name}' do not fit into 16 bit")
@@ -135,8 +134,7 @@ def load_acting(path: Path) -> tuple[dict[str, Tensor], Blueprint]:
     """Acting weights in 32 bit (without the `net.` prefix), from an export, a checkpoint or a run folder."""
     if path.is_dir():
         tensors, blueprint, _ = load_checkpoint(latest_checkpoint(path))
-        acting = {k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")}
-        return {k: v for k, v in acting.items() if k.startswith(ACTING_PARTS)}, blueprint
+        return _acting(tensors, blueprint), blueprint
     if not path.is_file():
         raise FileError(f"{path}: there is no such file or folder")
     try:
@@ -152,6 +150,13 @@ def load_acting(path: Path) -> tuple[dict[str, Tensor], Blueprint]:
     except ValueError as error:
         raise FileError(f"{path}: its description is damaged") from error
     return {k: v.float() for k, v in tensors.items()}, Blueprint.from_json(data, str(path))
+
+
+def _acting(tensors: Mapping[str, Tensor], blueprint: Blueprint) -> dict[str, Tensor]:
+    """The part that acts, of the network that is played (`eval_weights`)."""
+    which = "net." if blueprint.config.acting.eval_weights == "online" else "ema."
+    network = {k.removeprefix(which): v for k, v in tensors.items() if k.startswith(which)}
+    return {k: v for k, v in network.items() if k.startswith(ACTING_PARTS)}
 
 
 def read_json(path: Path) -> Any:

@@ -32,6 +32,7 @@ def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite
     """Train as configured; returns the run folder."""
     agent = DAE(config=cfg)
     assert agent.source is not None
+    agent.refuse_too_large()
     folder = run_folder(cfg, agent.source.name)
     if weights:
         agent.load_weights(weights)

@@ -67,7 +67,9 @@ class Ours:
 
     def evaluate(self, make: Make, episodes: int, seed: np.random.SeedSequence, greedy: bool) -> list[Episode]:
         cfg = self.dae.config
-        return evaluate(self.dae.agent, make, episodes, 0.0 if greedy else cfg.acting.eval_epsilon, seed, cfg.network.channels)
+        return evaluate(
+            self.dae.agent.player, make, episodes, 0.0 if greedy else cfg.acting.eval_epsilon, seed, cfg.network.channels
+        )
 
 
 class Diary(gym.Wrapper[Any, Any, Any, Any]):
