@@ -21,6 +21,8 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "replay_agent_steps": 100_000, "min_replay_agent_steps": 2_000, "total_agent_steps": 50_000,
             "learning_rate": "2k:0, 3k:1e-3, end:1e-4", "eps_wta": "0:1, 10k:0", "epsilon": "0:1, 10k:0.01",
             "ema_decay": 0.99, "discount": 0.98,
+            # Luck waits for a thousand updates: before the memory is there it explains what only memory could (docs/log.md).
+            "luck_from_eps_wta": 0.0, "eval_weights": "ema",
             "variance_every_agent_steps": 1_000, "eval_every_agent_steps": 10_000, "log_every_agent_steps": 1_000,
             "checkpoint_every_agent_steps": 10_000, "threads": 1,
         },

@@ -47,7 +47,7 @@ def draw_curves(results: Results, path: Path) -> Path:
         axes.xaxis.set_major_formatter(lambda x, _: thousands(x) if x else "0")
         axes.set_xlim(left=0)
         if i % columns == 0:
-            axes.set_ylabel("score, mean of 50 episodes")
+            axes.set_ylabel("score, mean over episodes")
         if i >= len(results.curves) - columns:
             axes.set_xlabel("agent steps")
     lines = [

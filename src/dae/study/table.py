@@ -48,6 +48,8 @@ class Curve:
     """[S, K]: mean length of the episodes."""
     minutes: float
     """Wall-clock of one run, mean over seeds."""
+    episodes: int
+    """Of one evaluation."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ def _curve(rows: Sequence[Row], runs: Sequence[Mapping[str, Any]]) -> Curve:
         means.append([np.mean(points[step], 0) for step in last])
     both = np.array(means)  # [S, K, 2]
     minutes = float(np.mean([60 * run["hours"] for run in runs]))
-    return Curve(np.mean(np.array(steps, float), 0), both[..., 0], both[..., 1], minutes)
+    episodes = len(next(iter(next(iter(by_seed.values())).values())))
+    return Curve(np.mean(np.array(steps, float), 0), both[..., 0], both[..., 1], minutes, episodes)
 
 
 def shares(choices: Sequence[Row], agent: str, after: str) -> list[float]:
@@ -147,7 +150,7 @@ def markdown(results: Results) -> str:
     scale = {env: _scale(env, results.curves[env], known) for env in envs}
     seeds = {env: len(results.manifest["seeds"][env]) for env in envs}
     head = [
-        *(f"{short(env)}<br><sub>{seeds[env]} seeds</sub>" for env in envs),
+        *(f"{short(env)}<br><sub>{seeds[env]} seeds x {_episodes(results.curves[env])} episodes</sub>" for env in envs),
         *(["Jackpot: wrong choices<br><sub>after a win / a loss</sub>"] * luck),
     ]
     lines = ["| | " + " | ".join(head) + " |", "|---|" + "---:|" * len(head)]
@@ -171,11 +174,15 @@ def caption(results: Results) -> str:
     commits = ", ".join(c[:10] for c in m["commits"] if c) or "unknown"
     missing = "" if m["runs_finished"] == m["runs_planned"] else f" ({m['runs_planned'] - m['runs_finished']} more are planned)"
     return (
-        "Mean score of the last evaluation (the first episode of each of 50 fresh environments) over seeds, ± half of Student's "
-        "95% interval over seeds; below it the agent steps and the wall-clock minutes of one run on one core. "
+        "Mean score of the last evaluation (the first episode of each of so many fresh environments) over seeds, ± half of "
+        "Student's 95% interval over seeds; below it the agent steps and the wall-clock minutes of one run on one core. "
         f"{m['runs_finished']} runs{missing}, {m['cpu_hours']:.1f} CPU-hours on {machines}. "
         f"`python -m dae.study.run experiments/{m['file']}` at commit {commits}, {m['started'][:10]}."
     )
+
+
+def _episodes(curves: Mapping[str, Curve]) -> int:
+    return next(iter(curves.values())).episodes
 
 
 def short(env: str) -> str:
