@@ -52,7 +52,8 @@ class Progress:
             self.speed = (report.agent_steps - self._last_steps) / max(1e-9, now - self._last_time)
             self._last_time, self._last_steps = now, report.agent_steps
             self.scores.extend(e.score for e in report.episodes)
-            self.metrics = report.metrics or self.metrics
+            if "dae/adv_size" in report.metrics or not self.metrics:  # a last stretch without an update says nothing new
+                self.metrics = report.metrics
         elif report.episodes:
             self.evals.append((report.agent_steps, sum(e.score for e in report.episodes) / len(report.episodes)))
             self._last_time = now

@@ -47,7 +47,7 @@ class Curve:
     lengths: NDArray[np.float64]
     """[S, K]: mean length of the episodes."""
     minutes: float
-    """Wall-clock of one run, mean over seeds."""
+    """Of one core that one run took, mean over seeds: its wall-clock where it has the core for itself."""
     episodes: int
     """Of one evaluation."""
 
@@ -110,7 +110,7 @@ def _curve(rows: Sequence[Row], runs: Sequence[Mapping[str, Any]]) -> Curve:
         steps.append(last)
         means.append([np.mean(points[step], 0) for step in last])
     both = np.array(means)  # [S, K, 2]
-    minutes = float(np.mean([60 * run["hours"] for run in runs]))
+    minutes = float(np.mean([run["cpu_seconds"] for run in runs])) / 60
     episodes = len(next(iter(next(iter(by_seed.values())).values())))
     return Curve(np.mean(np.array(steps, float), 0), both[..., 0], both[..., 1], minutes, episodes)
 
@@ -175,7 +175,7 @@ def caption(results: Results) -> str:
     missing = "" if m["runs_finished"] == m["runs_planned"] else f" ({m['runs_planned'] - m['runs_finished']} more are planned)"
     return (
         "Mean score of the last evaluation (the first episode of each of so many fresh environments) over seeds, ± half of "
-        "Student's 95% interval over seeds; below it the agent steps and the wall-clock minutes of one run on one core. "
+        "Student's 95% interval over seeds; below it the agent steps and the minutes of one core that a run took. "
         f"{m['runs_finished']} runs{missing}, {m['cpu_hours']:.1f} CPU-hours on {machines}. "
         f"`python -m dae.study.run experiments/{m['file']}` at commit {commits}, {m['started'][:10]}."
     )
