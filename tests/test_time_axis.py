@@ -175,7 +175,7 @@ def test_neither_actor_nor_window_knows_the_episode_before(behaviour):
         for _ in range(18):
             collector.step(1.0)
         later = replay.obs["obs"][:18, :, 1] >= 1
-        window = replay.window(np.zeros(3, np.int64), np.arange(3), 17)
+        window = replay.window(torch.zeros(3, dtype=torch.long), torch.arange(3), 17)
         with torch.no_grad():
             unrolled = agent.net.trunk(window.inputs, window.core_in).features
         return torch.stack(seen)[later], window.inputs.obs["obs"][later], unrolled[later], torch.stack(seen)[~later]

@@ -51,7 +51,7 @@ class Replay:
     def __init__(
         self, spec: ObsSpec, num_envs: int, capacity: int, state_dim: int, frame_stack: int, device: torch.device | str = "cpu"
     ):
-        self.slots, self.num_envs, self.frame_stack, self.device = capacity // num_envs, num_envs, frame_stack, device
+        self.slots, self.num_envs, self.frame_stack, self.device = capacity // num_envs, num_envs, frame_stack, torch.device(device)
 
         def ring(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(self.slots, num_envs, *shape, dtype=dtype, device=device)
@@ -100,17 +100,26 @@ class Replay:
 
     def sample(self, rng: np.random.Generator, batch_size: int, length: int) -> Window:
         """Uniform over all windows that are stored."""
+        return self.window(*self.draw(rng, batch_size, length), length)
+
+    def draw(self, rng: np.random.Generator, batch_size: int, length: int) -> tuple[Int[Tensor, "b"], Int[Tensor, "b"]]:
+        """Where windows start: slots, counted from the beginning of the run, and environments."""
         ends = self.num_starts(length).cumsum()
         if ends[-1] == 0:
             raise ValueError(f"no window of {length} transitions is stored yet")
-        drawn = rng.integers(0, ends[-1], batch_size)
-        envs = np.searchsorted(ends, drawn, side="right")
-        return self.window(self.oldest()[envs] + drawn - (ends - self.num_starts(length))[envs], envs, length)
+        return self.place(rng.integers(0, ends[-1], batch_size), length)
 
-    def window(self, starts: NDArray[np.int64], envs: NDArray[np.int64], length: int) -> Window:
-        """The windows that start at the given slots, counted from the beginning of the run."""
-        env = torch.from_numpy(envs).to(self.device)  # [B]
-        slot = torch.from_numpy(starts).to(self.device) + torch.arange(length + 1, device=self.device)[:, None]  # [T+1, B]
+    def place(self, number: NDArray[np.int64], length: int) -> tuple[Int[Tensor, "b"], Int[Tensor, "b"]]:
+        """Start and environment of each of the numbered windows: all of the first environment, then all of the second ..."""
+        each = self.num_starts(length)
+        envs = np.searchsorted(each.cumsum(), number, side="right")
+        starts = self.oldest()[envs] + number - (each.cumsum() - each)[envs]
+        return torch.from_numpy(starts), torch.from_numpy(envs)
+
+    def window(self, starts: Int[Tensor, "b"], envs: Int[Tensor, "b"], length: int) -> Window:
+        """The windows that start there."""
+        env = envs.to(self.device)  # [B]
+        slot = starts.to(self.device) + torch.arange(length + 1, device=self.device)[:, None]  # [T+1, B]
         at, before = (slot % self.slots, env), ((slot - 1) % self.slots, env)
         inputs = Inputs(self._stacks(slot, env), self.action[before], self.reward[before], self.reset[at])
         now = slot[:-1] % self.slots, env
@@ -129,9 +138,9 @@ class Replay:
             name: ring[frames] * same.view(*same.shape, *[1] * (ring.dim() - 2)).to(ring.dtype) for name, ring in self.obs.items()
         }
 
-    def rewards(self) -> NDArray[np.float32]:
+    def rewards(self) -> Float[Tensor, "n"]:
         """All rewards that are stored, of real transitions."""
-        return np.asarray(self.reward[self.valid].cpu().numpy())
+        return self.reward[self.valid]
 
     def reward_scale(self) -> float:
         """The standard deviation of the rewards, and at least a tenth of the largest; their size where they do not vary, 1 where all are 0.
@@ -139,9 +148,10 @@ class Replay:
         The floor is for rare rewards: a single one in a million steps has a thousand times their standard deviation, and its square
         would drown all other losses.
         """
-        rewards = self.rewards().astype(np.float64)
-        size = float(np.abs(rewards).max(initial=0.0))
-        spread = float(rewards.std()) if rewards.size else 0.0
+        rewards = self.rewards().cpu().double()
+        if not len(rewards):
+            return 1.0
+        size, spread = float(rewards.abs().max()), float(rewards.std(correction=0))
         return max(spread, 0.1 * size) if spread > 1e-6 * size else size or 1.0
 
     def return_variance(self, discount: float) -> float:
@@ -152,25 +162,28 @@ class Replay:
         """
         returns, whole = self.returns(discount)
         kept = returns[whole] if 2 * whole.sum() >= len(returns) else returns  # else few short episodes would speak for all
-        return float(kept.var()) if kept.size > 1 else 0.0
+        return float(kept.var(correction=0)) if len(kept) > 1 else 0.0
 
-    def returns(self, discount: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def returns(self, discount: float) -> tuple[Float[Tensor, "n"], Bool[Tensor, "n"]]:
         """G of every real stored transition, and whether it has at least 95% of its weight before it."""
-        reward, terminal, valid = (x.cpu().numpy() for x in (self.reward, self.terminal, self.valid))
-        horizon = math.ceil(math.log(0.05) / math.log(discount)) if 0 < discount < 1 else 1
         stored = np.minimum(self.count, self.slots)
-        g = np.zeros(self.num_envs)
-        since_tip = np.ones(self.num_envs, np.int64)  # rewards up to the unfinished end; at the horizon once an end was met
-        out_g, out_whole, env = [], [], np.arange(self.num_envs)
-        for back in range(1, int(stored.max()) + 1):
-            at = (self.count - back) % self.slots, env
-            inside = back <= stored
-            ends = ~valid[at] | terminal[at]  # the slot holds a last observation, or its transition was the last
-            g[ends] = 0.0
-            since_tip[ends] = horizon
-            real = valid[at] & inside
-            g = np.where(real, reward[at] + discount * g, g)
-            out_g.append(g[real])
-            out_whole.append((since_tip >= horizon)[real])
-            since_tip += 1
-        return np.concatenate(out_g), np.concatenate(out_whole)
+        length = int(stored.max())
+        row = torch.arange(length, device=self.device)[:, None]  # oldest first; the last row is each environment's newest slot
+        at = (
+            (torch.from_numpy(self.count - length).to(self.device) + row) % self.slots,
+            torch.arange(self.num_envs, device=self.device),
+        )
+        real = self.valid[at] & (row >= length - torch.from_numpy(stored).to(self.device))
+        goes_on = self.valid[at] & ~self.terminal[at]
+
+        exact = torch.float32 if self.device.type == "mps" else torch.float64
+        g, weight = torch.where(real, self.reward[at], 0).to(exact), discount * goes_on.to(exact)
+        span = 1
+        while span < length and discount**span > 1e-18:  # G_t = r_t + weight_t G_{t+1}; each round doubles how far G looks ahead
+            g[:-span] += weight[:-span] * g[span:]
+            weight[:-span] = weight[:-span] * weight[span:]
+            span *= 2
+        horizon = math.ceil(math.log(0.05) / math.log(discount)) if 0 < discount < 1 else 1
+        has_end = (~goes_on).flip(0).int().cummax(0).values.flip(0).bool()  # an end lies at t or behind it
+        whole = has_end | (length - row >= horizon)
+        return g[real], whole[real]

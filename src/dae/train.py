@@ -199,10 +199,8 @@ class Trainer:
     def state_drift(self) -> float:
         """How far states recomputed through the burn-in are from those stored behind it, relative to their size."""
         k, batch, agent = self.cfg.objective.burn_in_steps, self.cfg.learning.batch_size, self.agent
-        ends = self.replay.num_starts(k).cumsum()
-        drawn = np.linspace(0, ends[-1] - 1, batch).astype(np.int64)  # spread evenly: logging must not move the sampler
-        envs = np.searchsorted(ends, drawn, side="right")
-        starts = self.replay.oldest()[envs] + drawn - (ends - self.replay.num_starts(k))[envs]
+        spread = np.linspace(0, self.replay.num_starts(k).sum() - 1, batch).astype(np.int64)  # logging must not move the sampler
+        starts, envs = self.replay.place(spread, k)
         window = self.replay.window(starts, envs, k)
         after = self.replay.window(starts + k, envs, 0)
         same = ~after.inputs.reset[0]  # what lies behind an episode's end is forgotten anyway
