@@ -13,6 +13,7 @@ from torch import Tensor
 from dae import objective as obj
 from dae.config import ActingConfig, LearningConfig, ObjectiveConfig
 from dae.diagnostics import update_metrics
+from dae.graphs import Captured
 from dae.network import Inputs, Network
 from dae.replay import Window
 
@@ -41,12 +42,19 @@ class ActorState:
     resets: Bool[Tensor, "k b"] | None = None
     """... where among them an episode opened: all that an aligned actor remembers."""
 
+    def tensors(self) -> list[Tensor]:
+        """Those that are there."""
+        return [x for x in (self.core, self.embeddings, self.resets) if x is not None]
+
 
 class Actor:
     """A network that acts. Playing an exported agent needs no more."""
 
-    def __init__(self, network: Network, behaviour: str, burn_in_steps: int):
-        self.net, self.behaviour, self.memory_steps = network, behaviour, burn_in_steps
+    def __init__(
+        self, network: Network, behaviour: str, burn_in_steps: int, precision: torch.dtype = torch.float32, fast: bool = False
+    ):
+        self.net, self.behaviour, self.memory_steps, self.precision = network, behaviour, burn_in_steps, precision
+        self._choose = Captured(self._greedy, self.device, fast)
 
     @property
     def device(self) -> torch.device:
@@ -80,21 +88,48 @@ class Actor:
         self, inputs: Inputs, state: ActorState, epsilon: float, rng: np.random.Generator
     ) -> tuple[Int[np.ndarray, "b"], ActorState]:
         """Epsilon-greedy on A, for one slot of B environments.                                            # l.8-9"""
-        features, state = self.features(inputs, state)
-        greedy = self.net.raw_adv(features[None])[0].argmax(-1).cpu().numpy()
+        parts = inputs.prev_action, inputs.prev_reward, inputs.reset, *(inputs.obs[name] for name in self.net.spec)
+        best, *after = self._choose(*parts, *state.tensors())
+        state = ActorState(*(tensor.clone() for tensor in after))  # a recorded graph writes over its own at the next step
+        greedy = best.cpu().numpy()
         explore, random = rng.random(greedy.shape) < epsilon, rng.integers(0, self.net.sizes.num_actions, greedy.shape)
         return np.where(explore, random, greedy), state
+
+
+    def _greedy(self, action: Tensor, reward: Tensor, reset: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+        """Tensors in, tensors out: argmax of A, and the state after."""
+        names = list(self.net.spec)
+        inputs = Inputs(dict(zip(names, more, strict=False)), action, reward, reset)
+        with self.autocast():
+            features, state = self.features(inputs, ActorState(*more[len(names) :]))
+            return self.net.raw_adv(features[None])[0].argmax(-1), *state.tensors()
+
+    def autocast(self) -> torch.autocast:
+        """Products of the network in `precision`. Its outputs, and everything behind them, are 32 bits in any case."""
+        half = self.precision is torch.bfloat16  # the cache of cast weights is wrong inside a recorded graph
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False)
 
 
 class Agent(Actor):
     """The online network, its slow copy (EMA), the temperature, and the optimiser of both."""
 
-    def __init__(self, network: Network, objective: ObjectiveConfig, learning: LearningConfig, acting: ActingConfig):
-        super().__init__(network, acting.behaviour, objective.burn_in_steps)
-        self.cfg, self.learning, self.eval_weights = objective, learning, acting.eval_weights
+    def __init__(
+        self,
+        network: Network,
+        objective: ObjectiveConfig,
+        learning: LearningConfig,
+        acting: ActingConfig,
+        precision: torch.dtype = torch.float32,
+        fast: bool = False,
+    ):
+        super().__init__(network, acting.behaviour, objective.burn_in_steps, precision, fast)
+        self.cfg, self.learning = objective, learning
         self.train_steps = objective.train_steps or objective.backup_steps
         device = self.device
         self.ema = copy.deepcopy(network).requires_grad_(False)  # l.2
+        slow = Actor(self.ema, self.behaviour, self.memory_steps, precision, fast)
+        self.player: Actor = self if acting.eval_weights == "online" else slow
+        """Who is scored and played (PAPER.md D33); data are collected by the online network in any case."""
         self.log_temperature = torch.zeros((), device=device, requires_grad=True)  # l.3: log T, so that T > 0 (PAPER.md D3)
         self.ema_temperature = torch.ones((), device=device)  # l.3
         groups: list[dict[str, Any]] = [  # each with a learning rate of its own, a tensor so that a captured graph can read it
@@ -105,11 +140,6 @@ class Agent(Actor):
             groups, betas=(learning.adam_beta1, learning.adam_beta2), eps=learning.adam_eps,
             fused=device.type in ("cpu", "cuda"), capturable=device.type == "cuda",
         )  # fmt: skip
-
-    @property
-    def player(self) -> Actor:
-        """Who is scored and played (PAPER.md D33); data are collected by the online network in any case."""
-        return self if self.eval_weights == "online" else Actor(self.ema, self.behaviour, self.memory_steps)
 
     # ---------------------------------------------------------------------------------------------------------- learning
 
@@ -165,7 +195,8 @@ class Agent(Actor):
 
     def update(self, w: Window, s: Signals) -> dict[str, Tensor]:
         """One gradient step. Returns 0-d tensors on the device: reading them is left to whoever needs them."""
-        weighted, parts = self.losses(w, s)
+        with self.autocast():
+            weighted, parts = self.losses(w, s)
         for group, multiplier in zip(self.optimizer.param_groups, (1.0, self.learning.temperature_lr_multiplier), strict=True):
             group["lr"].copy_(s.learning_rate * multiplier)
         self.optimizer.zero_grad(set_to_none=True)

@@ -128,4 +128,5 @@ class Encoder(nn.Module):
 
 def rms_norm(x: Tensor) -> Tensor:
     """Without a gain, so that squared distance and cosine say the same (App. B.4) and targets can't shrink."""
+    x = x.float()
     return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()

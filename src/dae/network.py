@@ -184,24 +184,24 @@ class Network(nn.Module):
 
     def raw_adv(self, features: Float[Tensor, "t b d"]) -> Float[Tensor, "t b a"]:
         """f_A(h_t, .), before centring."""
-        return self.adv(features)
+        return self.adv(features).float()
 
     def state_value(self, features: Float[Tensor, "t b d"]) -> Float[Tensor, "t b"]:
         """V(h_t)."""
-        return self.value(features).squeeze(-1)
+        return self.value(features).float().squeeze(-1)
 
     def outcomes(self, features: Float[Tensor, "t b d"], action: Int[Tensor, "t b"]) -> Outcomes:
         """The discrete latent dynamics model and luck, for the action taken."""
         s = self.sizes
         ha = torch.cat([features, self.next_action(action)], -1)  # [T, B, 2d]
-        prediction, predicted_reward = self.prediction(ha).unflatten(-1, (s.num_outcomes, -1)), None
+        prediction, predicted_reward = self.prediction(ha).float().unflatten(-1, (s.num_outcomes, -1)), None
         if not s.reward_classes:
             prediction, predicted_reward = prediction[..., :-1], prediction[..., -1]
         if s.normalise_predictions:
             prediction = rms_norm(prediction)
-        log_prior, raw_luck = self.prior(ha).log_softmax(-1), self.luck(ha)
+        log_prior, raw_luck = self.prior(ha).float().log_softmax(-1), self.luck(ha).float()
         if self.next_reward is not None:  # p(z) = p(z_o) p(c)
-            log_prior = (log_prior[..., :, None] + self.next_reward(ha).log_softmax(-1)[..., None, :]).flatten(-2)
+            log_prior = (log_prior[..., :, None] + self.next_reward(ha).float().log_softmax(-1)[..., None, :]).flatten(-2)
         if s.luck_form == "additive":
             of_obs, of_reward = raw_luck.split([s.num_outcomes, s.num_reward_classes], -1)
             raw_luck = (of_obs[..., :, None] + of_reward[..., None, :]).flatten(-2)

@@ -15,6 +15,7 @@ from dae.encoders import ObsSpec
 from dae.envs.gymnasium import AnyEnv, Envs
 from dae.errors import ConfigError
 from dae.evaluate import evaluate
+from dae.graphs import Captured
 from dae.network import Network, Sizes, make_sizes
 from dae.replay import Replay
 
@@ -84,7 +85,8 @@ def build_agent(cfg: Config, spec: ObsSpec, num_actions: int, reward_classes: tu
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(Seeds.of(cfg.run.seed).network.generate_state(1)[0]))
         network = Network(spec, network_sizes(cfg, num_actions, reward_classes))
-    return Agent(network.to(pick_device(cfg.run.device)), cfg.objective, cfg.learning, cfg.acting)
+    run, precision = cfg.run, {"float32": torch.float32, "bfloat16": torch.bfloat16}[cfg.run.precision]
+    return Agent(network.to(pick_device(run.device)), cfg.objective, cfg.learning, cfg.acting, precision, run.fast)
 
 
 class Trainer:
@@ -109,7 +111,9 @@ class Trainer:
         self.stop = False
         """Set it, from a callback or a signal handler, to end the run between two steps."""
         self._variance_due = 0
-        self._sums: dict[str, Tensor] = {}
+        self._update = Captured(self._learn_from, agent.device, cfg.run.fast)
+        self._sums: list[Tensor] = []
+        self._names: list[str] = []
         self._summed = 0
 
     @property
@@ -166,13 +170,19 @@ class Trainer:
     def learn(self) -> None:
         """One update."""
         self.set_signals()
-        window = self.replay.sample(self.replay_rng, self.cfg.learning.batch_size, self.cfg.window_steps)  # l.15
-        metrics = self.agent.update(window, self.signals)
+        drawn = self.replay.draw(self.replay_rng, self.cfg.learning.batch_size, self.cfg.window_steps)  # l.15
+        numbers = self._update(*drawn)
         if not self._sums:
-            self._sums = {name: torch.zeros_like(value) for name, value in metrics.items()}
-        torch._foreach_add_(list(self._sums.values()), list(metrics.values()))
+            self._sums = [torch.zeros_like(number) for number in numbers]
+        torch._foreach_add_(self._sums, list(numbers))
         self.updates += 1
         self._summed += 1
+
+    def _learn_from(self, starts: Tensor, envs: Tensor) -> tuple[Tensor, ...]:
+        """One update, from where its windows lie to its metrics: tensors in, tensors out, so that CUDA can record it whole."""
+        metrics = self.agent.update(self.replay.window(starts, envs, self.cfg.window_steps), self.signals)
+        self._names = list(metrics)
+        return tuple(metrics.values())
 
     def set_signals(self) -> None:
         """Schedules by agent step; Var(G) and the rewards' scale every so often."""
@@ -187,8 +197,9 @@ class Trainer:
 
     def metrics(self) -> dict[str, float]:
         """Means over the updates since the last call; the one place where numbers leave the device."""
-        numbers = {name: float(total) / self._summed for name, total in self._sums.items()} if self._summed else {}
-        self._sums = {}
+        totals = torch.stack(self._sums).tolist() if self._summed else []  # one copy from the device
+        numbers = {name: total / self._summed for name, total in zip(self._names, totals, strict=False)}
+        self._sums = []
         k, stored = self.cfg.objective.burn_in_steps, self.cfg.objective.stored_states
         if self._summed and k and stored and self.agent.net.state_dim:
             numbers["dae/state_drift"] = self.state_drift()
