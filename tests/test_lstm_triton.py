@@ -9,6 +9,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -39,6 +40,9 @@ def load(interpret):
 @pytest.fixture(scope="module")
 def interpreted():
     """The kernels that `BlockLSTM` finds are run by numpy."""
+    triton = pytest.importorskip("triton", reason="Triton is not installed")
+    if triton.__version__ < "3.7" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        pytest.skip("the interpreter of Triton 3.6 and numpy 2.4 do not go together")
     made, patch = load(interpret=True)
     yield made
     patch.undo()
@@ -106,7 +110,7 @@ def assert_as_good_as_eager_bf16(c):
     kernels, eager = results(c, "triton", torch.bfloat16), results(c, "reference", torch.bfloat16)
     for name, ours, theirs, truth in zip(NAMES, kernels, eager, exact, strict=True):
         assert ours.dtype == theirs.dtype, name
-        assert 0 < relative_error(ours, truth) <= 2 * relative_error(theirs, truth), name
+        assert 0 < relative_error(ours, truth) <= 1.5 * relative_error(theirs, truth), name
         assert relative_error(ours, truth) < 0.02, name
 
 
@@ -121,26 +125,34 @@ def test_values_and_gradients_are_the_reference_s(interpreted, shape):
 
 
 @pytest.fixture
-def bf16_products(interpreted, monkeypatch):
-    """The interpreter keeps bf16 as the integers of its bits, and would multiply those."""
+def bf16(interpreted, monkeypatch):
+    """bf16 as a GPU has it. The interpreter keeps the integers of its bits, would multiply those, and cuts off where a GPU rounds."""
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    tl, plain = importlib.import_module("triton.language"), InterpreterBuilder.create_dot
+    tl = importlib.import_module("triton.language")
+    plain_dot, plain_cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
 
     def dot(self, a, b, *others):
-        wide = [TensorHandle((x.data.astype("uint32") << 16).view("float32"), tl.float32) for x in (a, b)]
-        return plain(self, *wide, *others)
+        wide = [TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32) for x in (a, b)]
+        return plain_dot(self, *wide, *others)
+
+    def cast(self, src, to):
+        if (src.dtype.scalar, to.scalar) != (tl.float32, tl.bfloat16):
+            return plain_cast(self, src, to)
+        rounded = torch.tensor(src.data).bfloat16().view(torch.int16).numpy().view(np.uint16)
+        return TensorHandle(rounded, tl.bfloat16)
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+    monkeypatch.setattr(InterpreterBuilder, "cast_impl", cast)
 
 
 @pytest.mark.parametrize("shape", [(2, 16, 5, 5), (2, 32, 33, 16)])
-def test_bf16_rounds_no_worse_than_eager(bf16_products, shape):
+def test_bf16_rounds_no_worse_than_eager(bf16, shape):
     """Catches: sums or nonlinearities in bf16."""
     assert_as_good_as_eager_bf16(case(*shape))
 
 
-def test_the_cell_adds_up_what_bf16_would_swallow(bf16_products):
+def test_the_cell_adds_up_what_bf16_would_swallow(bf16):
     """Catches: a cell that is rounded on its way from step to step. It opens at 1, where bf16 has steps of 1/128."""
     c = case(2, 16, 33, 2)
     c.reset[:] = False
