@@ -55,7 +55,7 @@ try:
 except importlib.metadata.PackageNotFoundError:
     kept = False
 for line in open("constraints.txt"):
-    if not (kept and re.match(r"(torch|setuptools)==", line)):
+    if not (kept and re.match(r"(torch|triton|setuptools)==", line)):
         print(line, end="")
 endef
 export PINS

@@ -224,7 +224,7 @@ class RunConfig:
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of products in the network (PAPER.md D29)."""
     fast: bool = False
-    """On CUDA: updates and acting recorded as graphs. New, and not tried on a GPU yet."""
+    """On CUDA: updates and acting recorded as graphs, the LSTM's loop as kernels. New, and not tried on a GPU yet."""
     threads: int = 0
     """CPU threads of PyTorch; 0: its own choice."""
     out: str = "runs"

@@ -1,10 +1,15 @@
-"""The block-diagonal LSTM in plain PyTorch: the reference that faster versions must agree with."""
+"""The block-diagonal LSTM in plain PyTorch: the reference, with which the kernels of `lstm_triton.py` must agree."""
 
+import importlib.util
 import math
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+
+HAS_TRITON = torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
+"""And a CUDA build of PyTorch: nobody has tried the kernels on another."""
 
 
 class BlockLSTM(nn.Module):
@@ -16,6 +21,8 @@ class BlockLSTM(nn.Module):
     def __init__(self, input_dim: int, hidden_dim: int, blocks: int):
         super().__init__()
         self.hidden_dim, self.blocks = hidden_dim, blocks
+        # auto: kernels where they can run. `fast` sets it; until they have been tried on a GPU the reference is what runs.
+        self.implementation: Literal["auto", "reference", "triton"] = "reference"
         block = hidden_dim // blocks
         self.input = nn.Linear(input_dim, 4 * hidden_dim)
         self.recurrent = nn.Parameter(torch.empty(blocks, block, 4 * block))
@@ -36,12 +43,16 @@ class BlockLSTM(nn.Module):
         state: Float[Tensor, "b s"],
     ) -> tuple[Float[Tensor, "t b h"], Float[Tensor, "b s"]]:
         """Where `reset`, the state is forgotten BEFORE the step."""
-        # unbind, not gates_in[t]: the gradient of an index is a whole [T, ...] of zeros for each step.
-        gates_in = self.input(x).unflatten(-1, (self.blocks, -1)).unbind()  # T x [B, blocks, 4 * block]
+        gates_in = self.input(x).unflatten(-1, (self.blocks, -1))  # [T, B, blocks, 4 * block]
+        if self.takes_kernels(gates_in.device, gates_in.dtype):
+            from dae.lstm_triton import unroll  # here, for `import dae` shall not need Triton
+
+            return unroll(gates_in, self.recurrent, reset, state.to(torch.promote_types(state.dtype, x.dtype)))
         h, c = (s.unflatten(-1, (self.blocks, -1)) for s in state.chunk(2, -1))  # [B, blocks, block]
         keep = (~reset).to(x.dtype)[..., None, None].unbind()
         outputs = []
-        for gates, kept in zip(gates_in, keep, strict=True):
+        # unbind, not gates_in[t]: the gradient of an index is a whole [T, ...] of zeros for each step.
+        for gates, kept in zip(gates_in.unbind(), keep, strict=True):
             h, c = h * kept, c * kept
             recurrent = torch.bmm(h.transpose(0, 1), self.recurrent).transpose(0, 1)
             i, f, z, o = (gates + recurrent).chunk(4, -1)
@@ -49,3 +60,13 @@ class BlockLSTM(nn.Module):
             h = o.sigmoid() * c.tanh()
             outputs.append(h)
         return torch.stack(outputs).flatten(-2), torch.cat([h.flatten(-2), c.flatten(-2)], -1)
+
+    def takes_kernels(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether `forward` leaves its loop to Triton, for gates that are there and of that type."""
+        if self.implementation != "auto":
+            return self.implementation == "triton"
+        if not (device.type == "cuda" and HAS_TRITON and torch.cuda.get_device_capability(device) >= (8, 0)):
+            return False
+        from dae.lstm_triton import fits
+
+        return fits(self.recurrent.shape[1], dtype)

@@ -16,7 +16,7 @@ from dae.envs.gymnasium import AnyEnv, Envs
 from dae.errors import ConfigError
 from dae.evaluate import evaluate
 from dae.graphs import Captured
-from dae.network import Network, Sizes, make_sizes
+from dae.network import Network, RecurrentCore, Sizes, make_sizes
 from dae.replay import Replay
 
 
@@ -85,6 +85,8 @@ def build_agent(cfg: Config, spec: ObsSpec, num_actions: int, reward_classes: tu
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(Seeds.of(cfg.run.seed).network.generate_state(1)[0]))
         network = Network(spec, network_sizes(cfg, num_actions, reward_classes))
+    if cfg.run.fast and isinstance(network.core, RecurrentCore):
+        network.core.lstm.implementation = "auto"
     run, precision = cfg.run, {"float32": torch.float32, "bfloat16": torch.bfloat16}[cfg.run.precision]
     return Agent(network.to(pick_device(run.device)), cfg.objective, cfg.learning, cfg.acting, precision, run.fast)
 
