@@ -8,7 +8,6 @@ fake or lost transition.
 
 import copy
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,6 +117,10 @@ def env_source(env: str | Callable[..., AnyEnv] | AnyEnv, kwargs: Mapping[str, A
     if ":" in env:
         made = _load_class(env)
         return EnvSource(env.split(":")[1], None, limited(lambda **more: _call(made, {**kwargs, **more}, env)))
+    if env.startswith("ALE/"):
+        from dae.envs.atari import atari_source
+
+        return atari_source(env, kwargs, max_steps)
     _find_spec(env)
     return EnvSource(env, env, limited(lambda **more: _make(env, {**kwargs, **more})))
 
@@ -170,15 +173,9 @@ def _find_spec(env_id: str) -> None:
         from dae.envs import minatar
 
         minatar.register()
-    if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py") is not None:
-        import ale_py
-
-        gym.register_envs(ale_py)
     try:
         gym.spec(env_id)
     except gym.error.Error as error:
-        if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py") is None:
-            raise ConfigError(f"environment '{env_id}' needs an extra: pip install 'dae-rl[atari]'") from error
         raise ConfigError(
             f"no environment '{env_id}'{nearest(env_id, gym.registry)}; your own goes by package.module:Class"
         ) from error
