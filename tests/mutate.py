@@ -35,6 +35,7 @@ TESTS = {
     "config": ("config",),
     "envs/gymnasium": ("envs_gymnasium", "collect"),
     "envs/spaces": ("spaces",),
+    "envs/atari": ("envs_atari",),
 }
 
 # module: [(the mistake, the text that is there exactly once, what stands there instead), ...]
@@ -58,6 +59,7 @@ MISTAKES = {
         ),
         ("the fake transition of an autoreset is stored", "= ~self.valid, ~ended", "= ~self.valid, np.ones_like(ended)"),
         ("a truncated episode is stored as a terminated one", "terminal = stepped.terminated & self.valid", "terminal = ended"),
+        ("scores count what was learned from", "np.where(self.valid, stepped.paid, 0)", "reward"),
         ("SAME_STEP: last observation of the wrong environment", "{name: array[envs] for", "{name: array[: len(envs)] for"),
         (
             "SAME_STEP: state of the step before with the last observation",
@@ -320,12 +322,14 @@ MISTAKES = {
             "running[:] = not (stepped.terminated | stepped.truncated).any()",
         ),
         ("evaluation forgets the state", "action, state = agent.act(", "action, _ = agent.act("),
+        ("evaluation counts what was learned from", "score[which] += stepped.paid", "score[which] += stepped.reward"),
         ("evaluation resets at every step", "reward, np.zeros(episodes, bool)", "reward, np.ones(episodes, bool)"),
     ],
     "envs/gymnasium": [
         ("SAME_STEP: last observation in the wrong row", "rows[name][e] = array", "rows[name][0] = array"),
         ("DISABLED: the first observation is lost", "return Stepped(self._read(opened), reward", "return Stepped(obs, reward"),
         ("every episode has the first one's seed", "            self._episode[e] += 1\n", ""),
+        ("raw rewards of a list of environments are lost", "np.array(truncated), raw_reward=paid)", "np.array(truncated))"),
         ("actions lose their offset", ".step(self.first_action + action)", ".step(action)"),
         (
             "all environments of a vector share a seed",
@@ -338,6 +342,34 @@ MISTAKES = {
         ("pictures transposed", "np.moveaxis(array, -1, -3)", "np.swapaxes(array, -1, -3)"),
         ("bounded vectors are not centred", "(array - leaf.bounds[0]) / leaf.bounds[1]", "array / leaf.bounds[1]"),
         ("choices lose their offset", "_one_hot(array - space.start,", "_one_hot(array,"),
+    ],
+    "envs/atari": [
+        ("actions never stick", '"repeat_action_probability": protocol.sticky', '"repeat_action_probability": 0.0'),
+        ("fire is pressed at reset", '"use_fire_reset": False', '"use_fire_reset": True'),
+        ("no-ops at reset", '"noop_max": 0', '"noop_max": 30'),
+        ("a life lost ends the episode", '"episodic_life": False', '"episodic_life": True'),
+        ("raw rewards are clipped by the emulator", '"reward_clipping": False', '"reward_clipping": True'),
+        ("no maximum of two frames", '"maxpool": True', '"maxpool": False'),
+        ("stacks in place of pictures", '"stack_num": 1', '"stack_num": 4'),
+        ("all actions are never given", '"full_action_space": protocol.full_actions', '"full_action_space": False'),
+        ("emulators are seeded seed + i", "list(dict.fromkeys(drawn))[:num]", "[int(seed.entropy) + i for i in range(num)]"),
+        ("one seed for all emulators", "list(dict.fromkeys(drawn))[:num]", "drawn[:1] * num"),
+        ("seeds of 32 bits", "generate_state(2 * num) >> 1", "generate_state(2 * num)"),
+        ("the clock's seed", "self.vector.reset(seed=seeds)", "self.vector.reset(seed=None)"),
+        (
+            "truncated is terminated",
+            "astype(np.float32), terminated, self._cut,",
+            "astype(np.float32), self._over, self._cut & False,",
+        ),
+        ("the vector is not told of a truncation", "if self._cut.any():", "if False:"),
+        ("the limit counts over all episodes", "np.where(opens, 0, self._length + 1)", "self._length + 1"),
+        ("rewards are not clipped", "np.clip(paid, -1, 1)", "np.clip(paid, -9e9, 9e9)"),
+        ("scores are clipped", "self._cut, raw_reward=paid)", "self._cut, raw_reward=reward)"),
+        ("evaluation: rows of other emulators", "all_.paid[rows]", "all_.paid[: len(rows)]"),
+        ("evaluation: actions for other emulators", "sent[rows] = actions", "sent[: len(rows)] = actions"),
+        ("the picture in colour is of another game", "self.screen.reset(seed=seeds)", "self.screen.reset(seed=None)"),
+        ("one game tells the agent what it paid", "float(stepped.reward[0])", "float(stepped.paid[0])"),
+        ("Gymnasium's own vectors are changed", "        metadata: dict[str, Any] = {}\n", "        pass\n"),
     ],
 }
 

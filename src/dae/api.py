@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dae.agent import Actor, ActorState, Agent
 from dae.collect import ActingInputs, Episode
 from dae.config import Config
-from dae.envs.gymnasium import AnyEnv, EnvList, EnvSource, VectorAdapter, env_source
+from dae.envs.gymnasium import AnyEnv, EnvSource, OwnEnvs, VectorAdapter, env_source, raw_reward
 from dae.envs.spaces import ObservationReader
 from dae.errors import ConfigError, FileError, ResourceError
 from dae.evaluate import evaluate
@@ -101,7 +101,7 @@ class DAE:
             warnings.warn(
                 "learning goes on from loaded weights, optimiser and temperature; schedules and replay start anew", stacklevel=2
             )
-        self.trainer = Trainer(self.config, self.envs, self.agent, self.source.make if self.source else None)
+        self.trainer = Trainer(self.config, self.envs, self.agent, self.source)
         yield from self.trainer.run()
 
     def learn(self, total_agent_steps: int | None = None, callback: Callback | None = None) -> Self:
@@ -137,7 +137,7 @@ class DAE:
         acting = self.config.acting
         seeds = Seeds.of(self.config.run.seed if seed is None else seed)
         return evaluate(
-            self.agent.player, self.source.make, acting.eval_episodes if episodes is None else episodes,
+            self.agent.player, self.source, acting.eval_episodes if episodes is None else episodes,
             acting.eval_epsilon if epsilon is None else epsilon, seeds.evaluation_at(self.now().agent_steps),
             self.config.network.channels, diary,
         )  # fmt: skip
@@ -240,12 +240,12 @@ class DAE:
 
     # ------------------------------------------------------------------------------------------------------------ private
 
-    def _make_envs(self) -> EnvList | VectorAdapter:
+    def _make_envs(self) -> OwnEnvs | VectorAdapter:
         cfg, seed = self.config, Seeds.of(self.config.run.seed).envs
         if self.vector is not None:
             return VectorAdapter(self.vector, seed, cfg.network.channels)
         assert self.source is not None
-        return EnvList(self.source.make, cfg.environment.num_envs, seed, cfg.network.channels)
+        return self.source.many(cfg.environment.num_envs, seed, cfg.network.channels)
 
     def _check_fits(self, blueprint: Blueprint, path: str) -> None:
         mine = (dict(self.envs.spec), self.envs.num_actions, self.blueprint.reward_classes)
@@ -289,14 +289,15 @@ class Player:
         return self.first_action + int(self.prev_action[0])
 
     def play(self, env: AnyEnv, seed: int | None = None) -> Iterator[tuple[float, Any]]:
-        """One episode; yields each step's reward and what the environment renders."""
+        """One episode; yields what each step was paid, unclipped, and what the environment renders."""
         self.reset()
         obs, _ = env.reset(seed=seed)
         reward, over = 0.0, False
         while not over:
-            obs, step_reward, terminated, truncated, _ = env.step(self.act(obs, reward))
+            obs, step_reward, terminated, truncated, info = env.step(self.act(obs, reward))
             reward, over = float(step_reward), bool(terminated or truncated)
-            yield reward, env.render() if env.render_mode == "rgb_array" else None
+            paid = raw_reward(info)
+            yield reward if paid is None else paid, env.render() if env.render_mode == "rgb_array" else None
 
 
 def load_player(

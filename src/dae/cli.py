@@ -185,7 +185,7 @@ def evaluate(options: Eval) -> int:
     player, source = load_player(options.path, options.env or None, device=options.device)
     seed = np.random.SeedSequence(options.seed)
     epsilon = player.config.acting.eval_epsilon if options.epsilon is None else options.epsilon
-    episodes = score(player.actor, source.make, options.episodes, epsilon, seed, player.config.network.channels, diary)
+    episodes = score(player.actor, source, options.episodes, epsilon, seed, player.config.network.channels, diary)
     scores = np.array([e.score for e in episodes])
     error = scores.std(ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else 0.0
     lengths = np.mean([e.length_agent_steps for e in episodes])

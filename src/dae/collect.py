@@ -109,7 +109,7 @@ class Collector:
         reward = np.where(self.valid, stepped.reward, 0).astype(np.float32)
         self.replay.add(everyone, self.obs, self.reset, before.core, action, reward, terminal, self.valid)
         self.agent_steps += int(self.valid.sum())
-        self.score += reward
+        self.score += np.where(self.valid, stepped.paid, 0)
         self.length += self.valid
         episodes = [
             Episode(int(e), float(self.score[e]), int(self.length[e]), not bool(terminal[e]), self.agent_steps)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from dae.config import Config
 from dae.encoders import ObsPart, ObsSpec
-from dae.envs.gymnasium import declared_reward_classes, env_source
+from dae.envs.gymnasium import EnvSource, declared_reward_classes, env_source
 from dae.envs.spaces import ObservationReader, num_actions
 from dae.network import Network
 from dae.presets import PRESETS
@@ -56,6 +56,16 @@ def presets_table() -> Table:
     return table
 
 
+def protocol_table(source: EnvSource) -> Table:
+    """What was decided about the environment."""
+    table = Table(box=box.SIMPLE_HEAD, title=f"{source.name}: protocol", title_justify="left")
+    table.add_column("what")
+    table.add_column("value")
+    for name, value in source.protocol.items():
+        table.add_row(name.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
+    return table
+
+
 def agent_tables(cfg: Config) -> Iterator[Table]:
     """Sizes of the agent on its environment, then every option in force."""
     source = env_source(cfg.environment.env, cfg.environment.env_kwargs, cfg.environment.max_episode_agent_steps)
@@ -69,6 +79,8 @@ def agent_tables(cfg: Config) -> Iterator[Table]:
     for row, count in component_sizes(cfg, spec, actions, classes).items():
         sizes.add_row(row, f"{count:,}")
     yield sizes
+    if source.protocol:
+        yield protocol_table(source)
     about = Table(box=box.SIMPLE_HEAD, title="in force", title_justify="left")
     about.add_column("what")
     about.add_column("value")

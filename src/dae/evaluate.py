@@ -1,12 +1,13 @@
 """Scores: the first episode of each of so many fresh environments, at the evaluation epsilon."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from dae.agent import Actor, ActorState
 from dae.collect import ActingInputs, Episode
-from dae.envs.gymnasium import AnyEnv, EnvList
+from dae.envs.gymnasium import AnyEnv, EnvList, EnvSource, OwnEnvs
 from dae.errors import EnvironmentFault
 from dae.ledger import Diary
 
@@ -16,7 +17,7 @@ LONGEST_EPISODE = 200_000
 
 def evaluate(
     agent: Actor,
-    make: Callable[[], AnyEnv],
+    source: EnvSource | Callable[[], AnyEnv],
     episodes: int,
     epsilon: float,
     seed: np.random.SeedSequence,
@@ -25,7 +26,9 @@ def evaluate(
 ) -> list[Episode]:
     """One episode of each environment: taking the first to finish would favour short ones. Raw scores. A `diary` is kept if given."""
     env_seed, acting_seed = seed.spawn(2)
-    envs, rng = EnvList(make, episodes, env_seed, channels), np.random.default_rng(acting_seed)
+    many = source.many if isinstance(source, EnvSource) else partial(EnvList, source)
+    envs: OwnEnvs = many(episodes, env_seed, channels)
+    rng = np.random.default_rng(acting_seed)
     inputs = ActingInputs(episodes, agent.net.sizes.frame_stack, agent.device)
     obs, reset = envs.reset(), np.ones(episodes, bool)
     prev_action, prev_reward = np.zeros(episodes, np.int64), np.zeros(episodes, np.float32)
@@ -46,7 +49,7 @@ def evaluate(
                 obs[name][which] = array
             reward = np.zeros(episodes, np.float32)
             reward[which] = stepped.reward
-            score += reward
+            score[which] += stepped.paid
             length[which] += 1
             truncated[which] = stepped.truncated & ~stepped.terminated
             if diary is not None:

@@ -9,8 +9,8 @@ from dae.errors import ConfigError, nearest
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("the paper's tables (the defaults)", {}),
     "atari": (
-        "the network of the paper's Atari agent; frames and clipped rewards are still to be prepared by wrappers of your own",
-        {"reward_classes": [-1, 0, 1], "frame_stack": 4},
+        "the paper's Atari agent, for environments such as ALE/Breakout-v5: the defaults",
+        {"frame_stack": 4},
     ),
     "laptop": (
         "small networks and short schedules: minutes on two CPU cores",

@@ -12,7 +12,7 @@ from dae.agent import Agent, Signals
 from dae.collect import Collector, Episode
 from dae.config import Config
 from dae.encoders import ObsSpec
-from dae.envs.gymnasium import AnyEnv, Envs
+from dae.envs.gymnasium import AnyEnv, Envs, EnvSource
 from dae.errors import ConfigError
 from dae.evaluate import evaluate
 from dae.graphs import Captured
@@ -94,8 +94,8 @@ def build_agent(cfg: Config, spec: ObsSpec, num_actions: int, reward_classes: tu
 class Trainer:
     """One run. Iterate over `run()`; between two reports everything here may be read."""
 
-    def __init__(self, cfg: Config, envs: Envs, agent: Agent, make_eval_env: Callable[[], AnyEnv] | None):
-        self.cfg, self.envs, self.agent, self.make_eval_env = cfg, envs, agent, make_eval_env
+    def __init__(self, cfg: Config, envs: Envs, agent: Agent, eval_source: EnvSource | Callable[[], AnyEnv] | None):
+        self.cfg, self.envs, self.agent, self.eval_source = cfg, envs, agent, eval_source
         seeds = self.seeds = Seeds.of(cfg.run.seed)
         self.replay = Replay(
             envs.spec,
@@ -223,10 +223,10 @@ class Trainer:
     def evaluate(self) -> Report:
         """Score the agent as it is now."""
         episodes: list[Episode] = []
-        if self.make_eval_env is not None:
+        if self.eval_source is not None:
             acting = self.cfg.acting
             episodes = evaluate(
-                self.agent.player, self.make_eval_env, acting.eval_episodes, acting.eval_epsilon,
+                self.agent.player, self.eval_source, acting.eval_episodes, acting.eval_epsilon,
                 self.seeds.evaluation_at(self.agent_steps), self.cfg.network.channels,
             )  # fmt: skip
         return Report("eval", self.agent_steps, self.updates, episodes)

@@ -8,10 +8,9 @@ fake or lost transition.
 
 import copy
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +26,8 @@ from dae.errors import ConfigError, EnvironmentFault, nearest
 AnyEnv = gym.Env[Any, Any]
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 Arrays = dict[str, NDArray[np.generic]]
+RAW_REWARD = "dae/raw_reward"
+"""In a step's info: what was paid, where the reward is something else (a clipped one, say). Scores count it."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,13 @@ class Stepped:
     truncated: NDArray[np.bool_]
     final_obs: Arrays | None = None
     """SAME_STEP only: the last observations, in the rows of the environments whose episode ended."""
+    raw_reward: NDArray[np.float64] | None = None
+    """What the environments paid, where `reward`, which is learned from, is something else."""
+
+    @property
+    def paid(self) -> NDArray[np.floating[Any]]:
+        """What scores count."""
+        return self.reward if self.raw_reward is None else self.raw_reward
 
 
 class Envs(Protocol):
@@ -56,6 +64,15 @@ class Envs(Protocol):
     def close(self) -> None: ...
 
 
+class OwnEnvs(Envs, Protocol):
+    """Those that we make ourselves: NEXT_STEP, and some of them can be stepped without the others."""
+
+    first_action: int
+    reader: ObservationReader
+
+    def step(self, actions: NDArray[np.int64], only: Sequence[int] | None = None) -> Stepped: ...
+
+
 @dataclass(frozen=True)
 class EnvSource:
     """How to make the environment that the user named."""
@@ -66,6 +83,17 @@ class EnvSource:
     """A Gymnasium id that may be kept in files and made again from there; no other source may."""
     make: Callable[..., AnyEnv]
     """make(render_mode=None)"""
+    make_many: Callable[[int, np.random.SeedSequence, str], OwnEnvs] | None = None
+    """make_many(num_envs, seed, channels), where many are more than a list of single ones."""
+    frames_per_agent_step: int = 1
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    """What was decided about the environment, for people and for the record."""
+
+    def many(self, num_envs: int, seed: np.random.SeedSequence, channels: str) -> OwnEnvs:
+        """So many of them, side by side."""
+        if self.make_many is not None:
+            return self.make_many(num_envs, seed, channels)
+        return EnvList(self.make, num_envs, seed, channels)
 
 
 def env_source(env: str | Callable[..., AnyEnv] | AnyEnv, kwargs: Mapping[str, Any] | None = None, max_steps: int = 0) -> EnvSource:
@@ -89,6 +117,10 @@ def env_source(env: str | Callable[..., AnyEnv] | AnyEnv, kwargs: Mapping[str, A
     if ":" in env:
         made = _load_class(env)
         return EnvSource(env.split(":")[1], None, limited(lambda **more: _call(made, {**kwargs, **more}, env)))
+    if env.startswith("ALE/"):
+        from dae.envs.atari import atari_source
+
+        return atari_source(env, kwargs, max_steps)
     _find_spec(env)
     return EnvSource(env, env, limited(lambda **more: _make(env, {**kwargs, **more})))
 
@@ -141,15 +173,9 @@ def _find_spec(env_id: str) -> None:
         from dae.envs import minatar
 
         minatar.register()
-    if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py") is not None:
-        import ale_py
-
-        gym.register_envs(ale_py)
     try:
         gym.spec(env_id)
     except gym.error.Error as error:
-        if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py") is None:
-            raise ConfigError(f"environment '{env_id}' needs an extra: pip install 'dae-rl[atari]'") from error
         raise ConfigError(
             f"no environment '{env_id}'{nearest(env_id, gym.registry)}; your own goes by package.module:Class"
         ) from error
@@ -164,6 +190,11 @@ def _make(env_id: str, kwargs: Mapping[str, Any]) -> AnyEnv:
         raise EnvironmentFault(
             f"environment '{env_id}' can't be made with {dict(kwargs)}: {' '.join(str(error).split())}"
         ) from error
+
+
+def raw_reward(info: Any) -> float | None:
+    """What was paid, if a step's info says so."""
+    return float(info[RAW_REWARD]) if isinstance(info, Mapping) and RAW_REWARD in info else None
 
 
 def declared_reward_classes(env: AnyEnv | VectorEnv[Any, Any, Any]) -> tuple[float, ...]:
@@ -209,8 +240,9 @@ class EnvList:
         """One step of all environments, or of those in `only`, whose rows are returned in that order."""
         which = range(self.num_envs) if only is None else only
         results = [self._step(e, int(a)) for e, a in zip(which, actions, strict=True)]
-        obs, reward, terminated, truncated = zip(*results, strict=True)
-        return Stepped(_stack(obs), np.array(reward, np.float32), np.array(terminated), np.array(truncated))
+        obs, reward, terminated, truncated, raw = zip(*results, strict=True)
+        paid = None if all(x is None for x in raw) else np.array([r if x is None else x for r, x in zip(reward, raw, strict=True)])
+        return Stepped(_stack(obs), np.array(reward, np.float32), np.array(terminated), np.array(truncated), raw_reward=paid)
 
     def close(self) -> None:
         """Close every environment."""
@@ -228,10 +260,10 @@ class EnvList:
             raise self._fault(e, "reset", "must return (observation, info)")
         return self._read(e, returned[0], "reset")
 
-    def _step(self, e: int, action: int) -> tuple[Arrays, float, bool, bool]:
+    def _step(self, e: int, action: int) -> tuple[Arrays, float, bool, bool, float | None]:
         if self._ended[e]:
             self._episode[e] += 1
-            return self._reset(e), 0.0, False, False
+            return self._reset(e), 0.0, False, False, None
         self._steps[e] += 1
         try:
             returned = self.envs[e].step(self.first_action + action)
@@ -239,7 +271,7 @@ class EnvList:
             raise self._fault(e, "step", f"raised {type(error).__name__}: {error}") from error
         if not (isinstance(returned, tuple) and len(returned) == 5):
             raise self._fault(e, "step", "must return (observation, reward, terminated, truncated, info)")
-        obs, reward, terminated, truncated, _ = returned
+        obs, reward, terminated, truncated, info = returned
         try:
             number = float(reward)
         except (TypeError, ValueError):
@@ -250,7 +282,7 @@ class EnvList:
             if not isinstance(flag, bool | np.bool_):
                 raise self._fault(e, "step", f"returned {word}={flag!r}, which is not a bool")
         self._ended[e] = bool(terminated or truncated)
-        return self._read(e, obs, "step"), number, bool(terminated), bool(truncated)
+        return self._read(e, obs, "step"), number, bool(terminated), bool(truncated), raw_reward(info)
 
     def _read(self, e: int, raw: Any, where: str) -> Arrays:
         try:

@@ -20,9 +20,6 @@ from dae.config import Config
 from dae.errors import ConfigError, FileError
 from dae.train import Report
 
-FRAMES_PER_AGENT_STEP = 1
-"""Of an environment that does not say otherwise; Atari's is 4."""
-
 
 def run_folder(cfg: Config, env_name: str) -> Path:
     """OUT/NAME/ENV/seedSEED."""
@@ -39,7 +36,7 @@ class Tracker(Protocol):
 class Recorder:
     """Writes reports as they come; every line is whole when it is on disk."""
 
-    def __init__(self, folder: Path, trackers: list[Tracker], frames_per_agent_step: int = FRAMES_PER_AGENT_STEP):
+    def __init__(self, folder: Path, trackers: list[Tracker], frames_per_agent_step: int = 1):
         self.folder, self.trackers, self.frames = folder, trackers, frames_per_agent_step
         self.started = time.time()
         self._files = {name: (folder / f"{name}.jsonl").open("a") for name in ("metrics", "episodes", "eval")}
@@ -62,7 +59,7 @@ class Recorder:
         (folder / "config.yaml").write_text(yaml.safe_dump(cfg.nested(), sort_keys=False))
         (folder / "run.json").write_text(json.dumps({**provenance(), **about}, indent=1))
         trackers: list[Tracker] = [TensorBoard(folder)] if cfg.run.tensorboard and TensorBoard.available() else []
-        return cls(folder, trackers, int(about.get("frames_per_agent_step", FRAMES_PER_AGENT_STEP)))
+        return cls(folder, trackers, int(about.get("frames_per_agent_step", 1)))
 
     def write(self, report: Report, more: Mapping[str, float]) -> None:
         """One line of metrics, or one line for each evaluation episode; one for each training episode."""

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 
 from dae.api import DAE, Player
 from dae.config import Config, read_options
+from dae.describe import protocol_table
 from dae.diagnostics import Finding, findings
 from dae.envs.gymnasium import AnyEnv, EnvSource
 from dae.errors import EnvironmentFault, FileError
@@ -41,10 +43,14 @@ def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite
         "environment": agent.source.name,
         "presets": list(presets),
         "from": weights,
-        "frames_per_agent_step": frames_per_agent_step(agent.source),
+        "frames_per_agent_step": agent.source.frames_per_agent_step,
     }
+    if agent.source.protocol:
+        about["protocol"] = dict(agent.source.protocol)
     recorder = Recorder.create(folder, cfg, about, overwrite)
     say(f"{folder}: {describe(agent)}")
+    if agent.source.protocol:
+        Console(stderr=True).print(protocol_table(agent.source))
     how, title = "failed", f"{agent.source.name} · seed {cfg.run.seed}"
     saved_at, reached = 0, False
     try:
@@ -99,14 +105,6 @@ def stop_on_interrupt(agent: DAE) -> Iterator[list[int]]:
         yield asked
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def frames_per_agent_step(source: EnvSource) -> int:
-    """Emulator frames of one step, where the environment's registration tells of a frame skip."""
-    env = source.make()
-    skip = env.spec.kwargs.get("frameskip", 1) if env.spec is not None else 1
-    env.close()
-    return skip if isinstance(skip, int) else 1
 
 
 def describe(agent: DAE) -> str:

@@ -27,7 +27,7 @@ from dae.envs import minatar
 from dae.envs.gymnasium import env_source
 from dae.envs.pomdps import Jackpot
 from dae.evaluate import evaluate
-from dae.run.record import FRAMES_PER_AGENT_STEP, provenance
+from dae.run.record import provenance
 from dae.study.outsider import OUTSIDERS, Emit
 from dae.study.spec import Cell
 from dae.train import Report, Seeds
@@ -101,12 +101,13 @@ def run_cell(study: str, cell: Cell, folder: Path) -> None:
     environment = cell.config.environment
     if cell.env.startswith("MinAtar/"):
         minatar.register()
-    make = env_source(environment.env, environment.env_kwargs, environment.max_episode_agent_steps).make
+    source = env_source(environment.env, environment.env_kwargs, environment.max_episode_agent_steps)
+    make = source.make
     learner: Learner = OUTSIDERS[cell.outsider](cell, make) if cell.outsider else Ours(cell, make)
 
     def take(report: Report) -> None:
         if report.kind == "eval":
-            scores.extend(_eval_rows(report, where))
+            scores.extend(_eval_rows(report, where, source.frames_per_agent_step))
             mean = np.mean([e.score for e in report.episodes])
             print(f"{report.agent_steps} agent steps, {time.time() - began:.0f} s: {mean:.4g}", flush=True)
         elif report.kind == "train":
@@ -175,8 +176,8 @@ def write_whole(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def _eval_rows(report: Report, where: Mapping[str, Any]) -> list[dict[str, Any]]:
-    steps = {"agent_steps": report.agent_steps, "frames": report.agent_steps * FRAMES_PER_AGENT_STEP}
+def _eval_rows(report: Report, where: Mapping[str, Any], frames_per_agent_step: int) -> list[dict[str, Any]]:
+    steps = {"agent_steps": report.agent_steps, "frames": report.agent_steps * frames_per_agent_step}
     return [{**where, **steps, "episode": e.env, "score": e.score, "length": e.length_agent_steps} for e in report.episodes]
 
 
