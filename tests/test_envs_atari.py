@@ -279,7 +279,7 @@ def test_the_replay_holds_what_the_slow_pipeline_sees(game, limit):
 
 def test_windows_stack_single_frames():
     replay, _, _ = gathered("breakout", 12, max_frames=4 * 5)
-    window = replay.window(np.array([0, 0]), np.array([0, 1]), 11).inputs.obs["obs"]
+    window = replay.window(torch.tensor([0, 0]), torch.tensor([0, 1]), 11).inputs.obs["obs"]
     assert window.shape == (12, 2, 4, 1, 84, 84)
     frames = replay.obs["obs"][:12]
     for slot, first in [(0, 0), (2, 0), (5, 0), (6, 6), (8, 6)]:  # five steps and the last picture; then the next episode

@@ -26,7 +26,7 @@ from dae.errors import ConfigError, EnvironmentFault, nearest
 AnyEnv = gym.Env[Any, Any]
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 Arrays = dict[str, NDArray[np.generic]]
-RAW_REWARD = "dae/raw_reward"
+RAW_REWARD = "dae.raw_reward"
 """In a step's info: what was paid, where the reward is something else (a clipped one, say). Scores count it."""
 
 
