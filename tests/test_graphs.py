@@ -105,7 +105,7 @@ def test_windows_on_the_gpu_are_those_on_the_cpu(rng):
 
     made = collected("next_step", 80, slots=60)
     replay = made.replay
-    other = type(replay)(made.envs.spec, 3, 180, made.agent.net.state_dim, replay.frame_stack, "cuda")
+    other = type(replay)(made.envs.spec, 3, 180, made.agent.net.state_dim, replay.frame_stack, "cuda", torch.float32)
     for name in ("action", "reward", "reset", "terminal", "valid", "core_in"):
         getattr(other, name).copy_(getattr(replay, name))
     for name, ring in replay.obs.items():

@@ -156,12 +156,26 @@ def test_the_same_generator_draws_the_same_windows(rng):
     assert torch.equal(one.inputs.obs["obs"], two.inputs.obs["obs"])
 
 
+def test_states_in_sixteen_bits(rng):
+    """As CUDA stores them: half the memory, the nearest half-precision number, and never infinity."""
+    assert 2 * bytes_needed({}, 1, 10, torch.device("cuda")) - bytes_needed({}, 1, 10, torch.device("cpu")) == 15
+    replay = Replay(VECTOR, 2, 40, 3, 1, state_dtype=torch.float16)
+    no, states = np.zeros(2, bool), torch.tensor([[0.1, -2.0, 3.0], [1e6, -1e6, 1e-3]])
+    for _ in range(3):
+        row = {"obs": np.zeros((2, 3), np.float32)}
+        replay.add(np.arange(2), row, no, states, np.zeros(2, np.int64), np.zeros(2, np.float32), no, ~no)
+    core = replay.window(torch.tensor([0, 0]), torch.tensor([0, 1]), 2).core_in
+    assert core.dtype == torch.float32
+    torch.testing.assert_close(core[0], states[0], rtol=1e-3, atol=0)
+    assert core[1].tolist()[:2] == [65504.0, -65504.0]
+
+
 @pytest.mark.parametrize("spec", [SPEC, VECTOR, {"obs": ObsPart((1, 84, 84), torch.uint8)}])
 def test_bytes_needed_is_what_is_allocated(spec):
     """Catches: a ring that the preflight does not know of."""
     replay = Replay(spec, 4, 80, 10, 4)
     rings = [x for x in (*replay.obs.values(), *vars(replay).values()) if isinstance(x, torch.Tensor)]
-    assert sum(x.numel() * x.element_size() for x in rings) == bytes_needed(spec, 80, 10)
+    assert sum(x.numel() * x.element_size() for x in rings) == bytes_needed(spec, 80, 10, torch.device("cpu"))
     assert {x.shape[:2] for x in rings} == {(20, 4)}
 
 

@@ -114,7 +114,7 @@ class DAE:
     def refuse_too_large(self) -> None:
         """Whether there is room for the replay; asked before learning only, since playing needs none."""
         cfg = self.config
-        need = bytes_needed(self.envs.spec, cfg.learning.replay_agent_steps, self.agent.net.state_dim)
+        need = bytes_needed(self.envs.spec, cfg.learning.replay_agent_steps, self.agent.net.state_dim, self.agent.device)
         have = _free_memory(pick_device(cfg.run.device))
         if have is not None and need > have:
             fits = int(cfg.learning.replay_agent_steps * have / need * 0.8)

@@ -13,7 +13,7 @@ from dae.envs.spaces import ObservationReader, num_actions
 from dae.network import Network
 from dae.presets import PRESETS
 from dae.replay import bytes_needed
-from dae.train import network_sizes, pick_reward_classes
+from dae.train import network_sizes, pick_device, pick_reward_classes
 
 ATARI_SPEC: ObsSpec = {"obs": ObsPart((1, 84, 84), torch.uint8, 1 / 255)}
 PAPER_MILLIONS = {"encoder": {1: 2, 2: 4, 4: 9, 8: 22}, "core": 3, "transition model": 21, "value heads": 4}
@@ -88,7 +88,8 @@ def agent_tables(cfg: Config) -> Iterator[Table]:
         about.add_row(f"observation '{name}'", f"{part.shape} {str(part.dtype).removeprefix('torch.')} x {part.scale:.4g}")
     about.add_row("rewards", f"classes {list(classes)}" if classes else "general (any number)")
     state = 2 * cfg.network.core_dim if cfg.network.core == "lstm" else 0
-    about.add_row("replay memory", f"{bytes_needed(spec, cfg.learning.replay_agent_steps, state) / 2**20:,.0f} MiB")
+    need = bytes_needed(spec, cfg.learning.replay_agent_steps, state, pick_device(cfg.run.device))
+    about.add_row("replay memory", f"{need / 2**20:,.0f} MiB")
     for name, value in cfg.flat().items():
         about.add_row(name, str(value))
     yield about

@@ -39,17 +39,29 @@ class Window:
     """Recurrent state before o_0."""
 
 
-def bytes_needed(spec: ObsSpec, capacity: int, state_dim: int) -> int:
+def state_type(device: torch.device) -> torch.dtype:
+    """Of stored recurrent states: exact, but for 16 bits on CUDA, where a million of them would take 8 GB (PAPER.md D8)."""
+    return torch.float16 if device.type == "cuda" else torch.float32
+
+
+def bytes_needed(spec: ObsSpec, capacity: int, state_dim: int, device: torch.device) -> int:
     """Size of a replay of `capacity` slots."""
-    obs = sum(math.prod(part.shape) * torch.empty((), dtype=part.dtype).element_size() for part in spec.values())
-    return capacity * (obs + 4 * state_dim + 8 + 4 + 3)
+    obs = sum(math.prod(part.shape) * part.dtype.itemsize for part in spec.values())
+    return capacity * (obs + state_type(device).itemsize * state_dim + 8 + 4 + 3)
 
 
 class Replay:
     """Rings of `capacity // num_envs` slots, one for each environment, each with its own write head."""
 
     def __init__(
-        self, spec: ObsSpec, num_envs: int, capacity: int, state_dim: int, frame_stack: int, device: torch.device | str = "cpu"
+        self,
+        spec: ObsSpec,
+        num_envs: int,
+        capacity: int,
+        state_dim: int,
+        frame_stack: int,
+        device: torch.device | str = "cpu",
+        state_dtype: torch.dtype | None = None,
     ):
         self.slots, self.num_envs, self.frame_stack, self.device = capacity // num_envs, num_envs, frame_stack, torch.device(device)
 
@@ -59,7 +71,7 @@ class Replay:
         self.obs = {name: ring(*part.shape, dtype=part.dtype) for name, part in spec.items()}
         self.action, self.reward = ring(dtype=torch.long), ring(dtype=torch.float32)
         self.reset, self.terminal, self.valid = (ring(dtype=torch.bool) for _ in range(3))
-        self.core_in = ring(state_dim, dtype=torch.float32)
+        self.core_in = ring(state_dim, dtype=state_type(self.device) if state_dtype is None else state_dtype)
         self.count = np.zeros(num_envs, np.int64)  # slots ever written, by environment
 
     def add(
@@ -86,7 +98,8 @@ class Replay:
         )
         for stored, number in numbers:
             stored[at] = torch.as_tensor(number, dtype=stored.dtype, device=self.device)
-        self.core_in[at] = core_in.to(self.core_in)
+        largest = torch.finfo(self.core_in.dtype).max  # a cell grows by at most 1 a step, and could outgrow 16 bits
+        self.core_in[at] = core_in.clamp(-largest, largest).to(self.core_in)
         self.count[envs] += 1
 
     def oldest(self) -> NDArray[np.int64]:
@@ -123,7 +136,7 @@ class Replay:
         at, before = (slot % self.slots, env), ((slot - 1) % self.slots, env)
         inputs = Inputs(self._stacks(slot, env), self.action[before], self.reward[before], self.reset[at])
         now = slot[:-1] % self.slots, env
-        core_in = self.core_in[at[0][0], env]
+        core_in = self.core_in[at[0][0], env].float()
         return Window(inputs, self.action[now], self.reward[now], self.terminal[now], self.valid[now], core_in)
 
     def _stacks(self, slot: Int[Tensor, "t b"], env: Int[Tensor, "b"]) -> dict[str, Tensor]:

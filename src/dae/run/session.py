@@ -112,7 +112,7 @@ def describe(agent: DAE) -> str:
     sizes, cfg = agent.agent.net.component_sizes(), agent.config
     classes = agent.blueprint.reward_classes
     rewards = f"reward classes {list(classes)}" if classes else "general rewards"
-    replay = bytes_needed(agent.envs.spec, cfg.learning.replay_agent_steps, agent.agent.net.state_dim)
+    replay = bytes_needed(agent.envs.spec, cfg.learning.replay_agent_steps, agent.agent.net.state_dim, agent.agent.device)
     return (
         f"{sum(sizes.values()) / 1e6:.2f}M parameters on {agent.agent.device.type}, {agent.envs.num_envs} environments, {rewards}, "
         f"replay of {cfg.learning.replay_agent_steps:,} steps in {replay / 2**20:,.0f} MiB"
