@@ -106,7 +106,11 @@ class RecurrentPPO:
         self.model = self._model()
 
     def _model(self) -> Any:
+        from dae.train import Seeds
+
         s, linear = self.s, self.s.linear
+        # SB3 gives environment i this number + i: seeds 0 and 1 as they are would share all environments but one.
+        seed = int(Seeds.of(self.cell.seed).envs.generate_state(1)[0]) >> 1
         behind = {"pi": [s.hidden] * 2, "vf": [s.hidden] * 2}
         keywords: dict[str, Any] = {"lstm_hidden_size": s.lstm_hidden_size, "net_arch": behind}
         if self.image:
@@ -116,7 +120,7 @@ class RecurrentPPO:
             }  # fmt: skip
         return importlib.import_module("sb3_contrib").RecurrentPPO(
             "MlpLstmPolicy", self.vec, n_steps=s.n_steps, batch_size=s.batch_size, n_epochs=s.n_epochs, gamma=s.gamma,
-            gae_lambda=s.gae_lambda, ent_coef=s.ent_coef, vf_coef=s.vf_coef, policy_kwargs=keywords, seed=self.cell.seed,
+            gae_lambda=s.gae_lambda, ent_coef=s.ent_coef, vf_coef=s.vf_coef, policy_kwargs=keywords, seed=seed,
             device="cpu",
             learning_rate=(lambda left: left * s.learning_rate) if linear else s.learning_rate,
             clip_range=(lambda left: left * s.clip_range) if linear else s.clip_range,
