@@ -1,6 +1,7 @@
 """Known mistakes, made one at a time in a copy of the tree: do the tests notice?
 
     make mutate                          all of them; writes tests/mutations.md
+    .venv/bin/python tests/mutate.py --new         those that are not in tests/mutations.md yet; adds them there
     .venv/bin/python tests/mutate.py late state    those whose description has all of these words; writes nothing
 
 Ends with 1 if a mistake survives, or if the text that it replaces is not there exactly once.
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "tests" / "mutations.md"
 SECONDS = 240
 
 # What to run for mistakes in a module, the test files that are likeliest to notice first.
@@ -159,8 +161,8 @@ MISTAKES = {
         ("no residual around the LSTM", "self.norm(e + self.project(h))", "self.norm(self.project(h))"),
         (
             "outcomes lie as reward by observation",
-            "(log_prior[..., :, None] + self.next_reward(ha).log_softmax(-1)[..., None, :])",
-            "(log_prior[..., None, :] + self.next_reward(ha).log_softmax(-1)[..., :, None])",
+            "(log_prior[..., :, None] + self.next_reward(ha).float().log_softmax(-1)[..., None, :])",
+            "(log_prior[..., None, :] + self.next_reward(ha).float().log_softmax(-1)[..., :, None])",
         ),
         ("reward class by the signed difference", ".abs().argmin(-1)", ".argmin(-1)"),
         ("predictions are not normalised", "prediction = rms_norm(prediction)", "pass"),
@@ -299,7 +301,26 @@ MISTAKES = {
             "begun = self.agent_steps - learning.min_replay_agent_steps",
             "begun = self.agent_steps",
         ),
-        ("epsilon by updates", "acting.epsilon(before, total)", "acting.epsilon(self.updates, total)"),
+        (
+            "epsilon by updates",
+            "epsilon = self.cfg.acting.epsilon(self.agent_steps, ",
+            "epsilon = self.cfg.acting.epsilon(self.updates, ",
+        ),
+        (
+            "an evaluation beside training has the weights of training",
+            "run.snapshot() if snapshot else",
+            "run.agent.player if snapshot else",
+        ),
+        (
+            "the copy that is scored keeps its first weights",
+            "torch._foreach_copy_(list(self._snapshot.net.parameters()), ",
+            "(list(self._snapshot.net.parameters()), ",
+        ),
+        (
+            "an evaluation that is not over is lost when the next falls due",
+            "(self.running.finish() if due else not self.running.advance())",
+            "not due and not self.running.advance()",
+        ),
         ("eps_WTA by updates", "cfg.objective.eps_wta(now, total)", "cfg.objective.eps_wta(self.updates, total)"),
         ("Var(G) measured once", "self._variance_due = now + ", "self._variance_due = 10**9 + "),
         (
@@ -321,11 +342,13 @@ MISTAKES = {
             "running[which] = ~(stepped.terminated | stepped.truncated)",
             "running[:] = not (stepped.terminated | stepped.truncated).any()",
         ),
-        ("evaluation forgets the state", "action, state = agent.act(", "action, _ = agent.act("),
+        ("evaluation forgets the state", "action, self.state = self.agent.act(", "action, _ = self.agent.act("),
         ("evaluation counts what was learned from", "score[which] += stepped.paid", "score[which] += stepped.reward"),
-        ("evaluation resets at every step", "reward, np.zeros(episodes, bool)", "reward, np.ones(episodes, bool)"),
+        ("evaluation resets at every step", "reward, np.zeros(len(action), bool)", "reward, np.ones(len(action), bool)"),
     ],
     "envs/gymnasium": [
+        ("raw rewards of a vector are not looked for", 'for part in (info, info.get("final_info")):', "for part in ():"),
+        ("SAME_STEP: the raw reward of a last step is lost", 'for part in (info, info.get("final_info")):', "for part in (info,):"),
         ("SAME_STEP: last observation in the wrong row", "rows[name][e] = array", "rows[name][0] = array"),
         ("DISABLED: the first observation is lost", "return Stepped(self._read(opened), reward", "return Stepped(obs, reward"),
         ("every episode has the first one's seed", "            self._episode[e] += 1\n", ""),
@@ -365,8 +388,8 @@ MISTAKES = {
         ("the limit counts over all episodes", "np.where(opens, 0, self._length + 1)", "self._length + 1"),
         ("rewards are not clipped", "np.clip(paid, -1, 1)", "np.clip(paid, -9e9, 9e9)"),
         ("scores are clipped", "self._cut, raw_reward=paid)", "self._cut, raw_reward=reward)"),
-        ("evaluation: rows of other emulators", "all_.paid[rows]", "all_.paid[: len(rows)]"),
-        ("evaluation: actions for other emulators", "sent[rows] = actions", "sent[: len(rows)] = actions"),
+        ("evaluation: rows of other emulators", "np.asarray(stepped.paid[rows]", "np.asarray(stepped.paid[: len(rows)]"),
+        ("evaluation: actions for other emulators", "sent[self._rows] = actions", "sent[: len(actions)] = actions"),
         ("the picture in colour is of another game", "self.screen.reset(seed=seeds)", "self.screen.reset(seed=None)"),
         ("one game tells the agent what it paid", "float(stepped.reward[0])", "float(stepped.paid[0])"),
         ("Gymnasium's own vectors are changed", "        metadata: dict[str, Any] = {}\n", "        pass\n"),
@@ -389,6 +412,11 @@ class Mistake:
         return Path("src", "dae", f"{self.module}.py")
 
 
+def all_mistakes() -> list[Mistake]:
+    """The whole list."""
+    return [Mistake(module, *entry) for module, entries in MISTAKES.items() for entry in entries]
+
+
 def copy_tree(to: Path) -> None:
     """What the tests need, and nothing that is built."""
     for part in ("src", "tests"):
@@ -400,7 +428,21 @@ def first_failure(tree: Path, names: list[str]) -> str | None:
     """The first test that fails in that tree, or nothing."""
     env = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     files = [f"tests/test_{name}.py" for name in names]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout", "100", *files]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not gpu",
+        "--timeout",
+        "100",
+        *files,
+    ]
     try:
         run = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
@@ -432,9 +474,11 @@ def try_out(mistake: Mistake) -> str:
 
 def main() -> int:
     """Everything, two at a time."""
-    wanted = [word.lower() for word in sys.argv[1:]]
-    mistakes = [Mistake(module, *entry) for module, entries in MISTAKES.items() for entry in entries]
-    mistakes = [m for m in mistakes if all(word in f"{m.module} {m.what}".lower() for word in wanted)]
+    new = sys.argv[1:] == ["--new"]
+    wanted = [] if new else [word.lower() for word in sys.argv[1:]]
+    known = read_table() if new else {}
+    mistakes = [m for m in all_mistakes() if all(word in f"{m.module} {m.what}".lower() for word in wanted)]
+    mistakes = [m for m in mistakes if row(m) not in known]
     start, found = time.monotonic(), {}
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(2) as pool:
         copy_tree(Path(folder))
@@ -449,23 +493,35 @@ def main() -> int:
     escaped = [m for m, by in found.items() if by.startswith(("SURVIVED", "DOES NOT"))]
     print(f"{len(found) - len(escaped)} of {len(found)} mistakes caught, in {time.monotonic() - start:.0f} s")
     if not wanted:
-        write_table(found)
+        write_table({m: found.get(m) or known[row(m)] for m in all_mistakes()})
     return 1 if escaped else 0
+
+
+def cell(text: str) -> str:
+    """Of a Markdown table."""
+    return text.splitlines()[0].replace("|", r"\|")
+
+
+def row(m: Mistake) -> tuple[str, str]:
+    """What names it in the table."""
+    return f"`{m.module}.py`", cell(m.what)
+
+
+def read_table() -> dict[tuple[str, str], str]:
+    """Rows of tests/mutations.md: who noticed."""
+    rows = [re.split(r"(?<!\\) *\| *", line) for line in TABLE.read_text().splitlines() if line.startswith("| `")]
+    return {(where, what): by.strip("`") for _, where, what, by, _ in rows}
 
 
 def write_table(found: dict[Mistake, str]) -> None:
     """tests/mutations.md"""
-
-    def cell(text: str) -> str:
-        return text.splitlines()[0].replace("|", "\\|")
-
-    rows = [f"| `{m.module}.py` | {cell(m.what)} | `{cell(by)}` |" for m, by in found.items()]
+    rows = [f"| {row(m)[0]} | {row(m)[1]} | `{cell(by)}` |" for m, by in found.items()]
     head = [
         "# Mistakes that the tests notice", "",
         "Each was made alone, in a copy of the tree; named is the first test that failed. Written by `make mutate`.", "",
         "| where | the mistake | caught by |", "|---|---|---|",
     ]  # fmt: skip
-    (ROOT / "tests" / "mutations.md").write_text("\n".join([*head, *rows]) + "\n")
+    TABLE.write_text("\n".join([*head, *rows]) + "\n")
 
 
 if __name__ == "__main__":

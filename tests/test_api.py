@@ -231,6 +231,15 @@ def test_vector_environments(mode):
         agent.evaluate(1)
 
 
+def test_evaluations_after_a_run_are_of_other_episodes():
+    """Catches: the run's last evaluation, which may have ended it for being good, played again and passed for a fresh one."""
+    agent = DAE("CartPole-v1", **TINY | {"eval_epsilon": 0.5})
+    *_, last = [report.episodes for report in agent.reports() if report.kind == "eval"]
+    again = agent.evaluate(len(last))
+    assert [e.score for e in again] != [e.score for e in last]
+    assert agent.evaluate(len(last)) == again
+
+
 def test_a_callback_may_stop_the_run():
     seen = []
     DAE("dae/TMaze-v0", **TINY | {"log_every_agent_steps": 10}).learn(

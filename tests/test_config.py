@@ -221,3 +221,20 @@ def test_windows():
     assert (cfg.train_steps, cfg.window_steps) == (4, 7)
     cfg = cfg.override(train_steps=12)
     assert (cfg.train_steps, cfg.window_steps) == (12, 15)
+
+
+@pytest.mark.parametrize(
+    ("options", "enters"),
+    [
+        ({}, True),
+        ({"total_agent_steps": 100_000}, False),
+        ({"total_agent_steps": 125_000}, True),
+        ({"total_agent_steps": 124_999}, False),
+        ({"total_agent_steps": 1_000, "corrections": "skill"}, True),
+        ({"total_agent_steps": 1_000, "eps_wta": "0:1, end:0", "luck_from_eps_wta": 0.0}, True),
+        ({"total_agent_steps": 1_000, "eps_wta": "0:1, 500:0.2, 600:0.9", "luck_from_eps_wta": 0.1}, False),
+    ],
+)
+def test_whether_luck_enters(options, enters):
+    """Catches: a run that is said to correct for luck and ends before it begins to."""
+    assert Config().override(**options).luck_enters == enters

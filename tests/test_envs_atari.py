@@ -292,9 +292,9 @@ def test_windows_stack_single_frames():
 class Watched(AtariEnvs):
     """Keeps which emulators were given which actions."""
 
-    def step(self, actions, only=None):
+    def send(self, actions, only=None):
         self.given = [*getattr(self, "given", []), dict(zip(only, actions, strict=True))]
-        return super().step(actions, only)
+        super().send(actions, only)
 
 
 def test_evaluation_counts_raw_rewards_of_first_episodes(unchecked):

@@ -255,6 +255,32 @@ def test_what_a_step_returns_at_an_end(mode):
         assert envs.step(np.zeros(3, np.int64)).final_obs is None
 
 
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_raw_rewards_of_a_vector(mode):
+    """Catches: scores of what was learned from, at an episode's last step above all, where SAME_STEP tells it elsewhere."""
+
+    class Clipped(Plain):
+        def __init__(self, length, says):
+            super().__init__()
+            self.length, self.says, self.t = length, says, 0
+
+        def reset(self, **options):
+            self.t = 0
+            return super().reset(**options)
+
+        def step(self, action):
+            obs, _, _, _, info = super().step(action)
+            return obs, 1.0, self.t == self.length, False, info | ({"dae.raw_reward": 10.0 * self.t} if self.says else {})
+
+    make = [lambda: Clipped(1, True), lambda: Clipped(3, True), lambda: Clipped(2, False)]
+    envs = VectorAdapter(SyncVectorEnv(make, autoreset_mode=mode), np.random.SeedSequence(0))
+    envs.reset()
+    one, two = envs.step(np.zeros(3, np.int64)), envs.step(np.zeros(3, np.int64))
+    assert one.paid.tolist() == [10, 10, 1]
+    assert two.paid.tolist()[1:] == [20, 1]
+    assert one.reward.tolist() == [1, 1, 1]
+
+
 def test_some_environments_only():
     """Catches: rows of `only` that belong to others. Evaluation steps those that still run."""
     envs, made = counters("list", 4)

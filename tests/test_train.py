@@ -431,3 +431,46 @@ def test_a_tiny_agent_is_what_build_agent_makes():
     one = tiny_agent(cfg, stir=False).state_dict()
     other = build_agent(cfg, tiny_agent(cfg).net.spec, 3, (-1.0, 0.0, 1.0)).state_dict()
     assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+# ------------------------------------------------------------------------------------------------- evaluation beside training
+
+
+def test_an_evaluation_beside_training_is_the_one_that_training_waits_for():
+    """The same episodes, reported for the same steps, and the same run. Catches: weights that change under an evaluation, one that
+    is lost when the next is due or at the end, and agent steps of when it ended in place of when it began."""
+    made = []
+    for beside in (False, True):
+        run, evaluated, when = (
+            trainer(eval_beside=beside, total_agent_steps=320, eval_every_agent_steps=40, eval_epsilon=0.3),
+            [],
+            [],
+        )
+        for report in run.run():
+            if report.kind == "eval":
+                evaluated.append((report.agent_steps, report.updates, report.episodes))
+                when.append(run.agent_steps)
+        made.append((evaluated, fingerprint(run)))
+        assert (when != [steps for steps, _, _ in evaluated]) == beside, "evaluations beside training end later than they begin"
+    assert made[0] == made[1]
+    assert len(made[0][0]) == 8
+
+
+def test_an_evaluation_beside_training_is_left_when_the_run_is_stopped():
+    """Catches: environments that stay open, and a report of episodes that never ended."""
+    run, closed = trainer(eval_beside=True, eval_every_agent_steps=40), []
+    for report in run.run():
+        assert report.kind != "eval"
+        if run.running is not None and not run.stop:
+            run.stop, evaluation = True, run.running.evaluation
+            evaluation.envs.close = lambda: closed.append(True)
+    assert closed == [True]
+    assert report.kind == "end"
+
+
+def test_a_goal_reached_beside_training_ends_the_run():
+    run = trainer(eval_beside=True, eval_every_agent_steps=40, stop_at_score=-100.0)
+    kinds = [report.kind for report in run.run()]
+    assert kinds[-3:] == ["eval", "train", "end"]
+    assert kinds.count("eval") == 1
+    assert run.agent_steps < 160

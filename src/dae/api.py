@@ -131,14 +131,17 @@ class DAE:
     def evaluate(
         self, episodes: int | None = None, epsilon: float | None = None, seed: int | None = None, diary: Diary | None = None
     ) -> list[Episode]:
-        """Raw scores: the first episode of each of `episodes` fresh environments. A `dae.ledger.Diary` keeps what happened."""
+        """Raw scores: the first episode of each of `episodes` fresh environments. A `dae.ledger.Diary` keeps what happened.
+
+        The episodes are others than those of the evaluations while it learned; the same call gives the same ones again.
+        """
         if self.source is None:
             raise ConfigError("a VectorEnv object can't be evaluated: make the agent from an id, a class or a callable")
         acting = self.config.acting
         seeds = Seeds.of(self.config.run.seed if seed is None else seed)
         return evaluate(
             self.agent.player, self.source, acting.eval_episodes if episodes is None else episodes,
-            acting.eval_epsilon if epsilon is None else epsilon, seeds.evaluation_at(self.now().agent_steps),
+            acting.eval_epsilon if epsilon is None else epsilon, seeds.evaluation_at(self.now().agent_steps, fresh=1),
             self.config.network.channels, diary,
         )  # fmt: skip
 

@@ -126,8 +126,24 @@ class Export:
     """The file to write."""
 
 
+@dataclass(frozen=True)
+class Bench:
+    """Measure how long an iteration of training takes here, and where its time goes."""
+
+    preset: tuple[str, ...] = ()
+    """Presets, applied from left to right before the options."""
+    iterations: int = 200
+    """Iterations of a round; their median is reported."""
+    rounds: int = 2
+    """How many rounds."""
+    to: str = ""
+    """Write all numbers to this .json file."""
+    config: OmitArgPrefixes[Config] = field(default_factory=Config)
+
+
 VERBS: dict[str, type] = {
     "train": Train, "eval": Eval, "play": Play, "check": Check, "describe": Describe, "doctor": Doctor, "export": Export,
+    "bench": Bench,
 }  # fmt: skip
 
 
@@ -277,8 +293,23 @@ def export(options: Export) -> int:
     return 0
 
 
+def bench(options: Bench) -> int:
+    """`dae bench`."""
+    from dae import bench as benchmark
+
+    _at_least("iterations", options.iterations, 1)
+    _at_least("rounds", options.rounds, 1)
+    found = benchmark.bench(options.config, options.iterations, options.rounds)
+    Console().print(benchmark.table(found))
+    if options.to:
+        benchmark.write(Path(options.to), found)
+        print(f"numbers: {options.to}")
+    return 0
+
+
 _ACTIONS: dict[str, Callable[[Any], int]] = {
     "train": train, "eval": evaluate, "play": play, "check": check, "describe": describe, "doctor": doctor, "export": export,
+    "bench": bench,
 }  # fmt: skip
 
 

@@ -97,10 +97,13 @@ class Collector:
 
     def observe(self) -> list[Episode]:
         """What came of it goes into the replay. Returns the episodes that ended."""
+        return self.store(self.envs.recv())
+
+    def store(self, stepped: Stepped) -> list[Episode]:
+        """The same, of what the environments returned."""
         assert self._acted is not None, "act() comes first"
         (action, after), self._acted = self._acted, None
         before = self.state  # H_t, the state BEFORE o_t was seen: what the replay keeps
-        stepped = self.envs.recv()
         self._check_rewards(stepped)
 
         everyone = np.arange(self.envs.num_envs)

@@ -209,6 +209,8 @@ class ActingConfig:
     """The first episode of each of so many environments."""
     eval_every_agent_steps: int = 250_000
     """0: only at the end."""
+    eval_beside: bool = False
+    """Score a copy of the weights while training goes on, one step of each episode at a time; off: training waits."""
     stop_at_score: float | None = None
     """End the run after an evaluation whose mean score is at least this."""
 
@@ -287,6 +289,14 @@ class Config:
     def window_steps(self) -> int:
         """T: transitions of a window, burn-in included."""
         return self.objective.burn_in_steps + self.train_steps
+
+    @property
+    def luck_enters(self) -> bool:
+        """Whether the run is long enough for luck to come into the objective (or is not meant to have any)."""
+        eps, total = self.objective.eps_wta, self.learning.total_agent_steps
+        steps = [step for step, _ in eps.points if step is not None and step <= total]
+        least = min(eps(step, total) for step in [*steps, total])
+        return self.objective.corrections != "skill+luck" or least <= self.objective.luck_from_eps_wta
 
     def override(self, **options: Any) -> "Config":
         """A copy with the named options changed, whatever section they are in."""

@@ -34,6 +34,11 @@ class Captured:
         self.recorded: dict[Any, _Recorded] = {}
         self.stream = torch.cuda.Stream(device) if record and device.type == "cuda" else None
 
+    @property
+    def records(self) -> bool:
+        """Whether there is anything to record here."""
+        return self.stream is not None
+
     def __call__(self, *args: Tensor) -> Tensors:
         """The results are the caller's own until the next call with these shapes."""
         if self.stream is None:

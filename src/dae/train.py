@@ -1,5 +1,7 @@
 """The run: collect, learn, evaluate. No maths, no files: what happened comes out as `Report`s."""
 
+import copy
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dae.agent import Agent, Signals
+from dae.agent import Actor, Agent, Signals
 from dae.collect import Collector, Episode
 from dae.config import Config
 from dae.encoders import ObsSpec
 from dae.envs.gymnasium import AnyEnv, Envs, EnvSource
 from dae.errors import ConfigError
-from dae.evaluate import evaluate
+from dae.evaluate import Evaluation
 from dae.graphs import Captured
 from dae.network import Network, RecurrentCore, Sizes, make_sizes
 from dae.replay import Replay
@@ -46,9 +48,10 @@ class Seeds:
     def of(cls, seed: int) -> "Seeds":
         return cls(*np.random.SeedSequence(seed).spawn(5))
 
-    def evaluation_at(self, agent_steps: int) -> np.random.SeedSequence:
-        """A stream that depends on when, not on how often, the agent was evaluated before."""
-        return np.random.SeedSequence(self.evaluation.entropy, spawn_key=(*self.evaluation.spawn_key, agent_steps))
+    def evaluation_at(self, agent_steps: int, fresh: int = 0) -> np.random.SeedSequence:
+        """A stream that depends on when, not on how often, the agent was evaluated before; other ones are `fresh`."""
+        key = (agent_steps, fresh) if fresh else (agent_steps,)
+        return np.random.SeedSequence(self.evaluation.entropy, spawn_key=(*self.evaluation.spawn_key, *key))
 
 
 def pick_device(name: str) -> torch.device:
@@ -112,11 +115,21 @@ class Trainer:
         self.signals = Signals(zero.clone(), zero.clone(), zero.clone(), zero + 1)
         self.stop = False
         """Set it, from a callback or a signal handler, to end the run between two steps."""
+        self.running: Scoring | None = None
+        """The evaluation that goes on beside training (`eval_beside`)."""
+        self.eval_seconds = 0.0
+        """That training has waited for evaluations so far."""
+        self._snapshot: Actor | None = None
         self._variance_due = 0
         self._update = Captured(self._learn_from, agent.device, cfg.run.fast)
         self._sums: list[Tensor] = []
         self._names: list[str] = []
         self._summed = 0
+
+    @property
+    def recorded(self) -> bool:
+        """Whether updates are graphs of CUDA."""
+        return self._update.records
 
     @property
     def agent_steps(self) -> int:
@@ -130,22 +143,39 @@ class Trainer:
         over = False
         while not over:
             before = self.agent_steps
-            self.collector.act(acting.epsilon(before, total))  # l.8-9: the environments are set going, and ...
-            self.catch_up()  # ... while they step, the learner learns from what was there before (PAPER.md D32)
-            episodes += self.collector.observe()  # l.10-12
+            episodes += self.step()
             over = self.agent_steps >= total or self.stop
             if over:
                 self.catch_up()
             if over or passed(before, self.agent_steps, run.log_every_agent_steps):
                 yield self.report(episodes)
                 episodes = []
-            if passed(before, self.agent_steps, acting.eval_every_agent_steps) or self.agent_steps >= total:
-                scored = self.evaluate()
+            due = passed(before, self.agent_steps, acting.eval_every_agent_steps) or self.agent_steps >= total
+            for scored in self.evaluations(due, wait=over or not acting.eval_beside):
                 yield scored
                 if not over and self.reached(scored):
                     over = True
                     yield self.report(episodes)
+        if self.running is not None:
+            self.running.close()
         yield Report("end", self.agent_steps, self.updates)
+
+    def step(self) -> list[Episode]:
+        """One step of every environment, and the updates that fall due. Returns the episodes that ended."""
+        epsilon = self.cfg.acting.epsilon(self.agent_steps, self.cfg.learning.total_agent_steps)
+        self.collector.act(epsilon)  # l.8-9: the environments are set going, and ...
+        self.catch_up()  # ... while they step, the learner learns from what was there before (PAPER.md D32)
+        return self.collector.observe()  # l.10-12
+
+    def snapshot(self) -> Actor:
+        """The player with its weights as they are now, to be scored while they change: one copy, which the next call writes over."""
+        player = self.agent.player
+        if self._snapshot is None:
+            net = copy.deepcopy(player.net).requires_grad_(False)
+            self._snapshot = Actor(net, player.behaviour, player.memory_steps, player.precision, self.cfg.run.fast)
+        with torch.no_grad():
+            torch._foreach_copy_(list(self._snapshot.net.parameters()), list(player.net.parameters()))
+        return self._snapshot
 
     def report(self, episodes: list[Episode]) -> Report:
         """What happened since the last one."""
@@ -220,16 +250,54 @@ class Trainer:
         recomputed, stored = agent.net.trunk(window.inputs[:k], window.core_in).core[same], after.core_in[same]
         return float((recomputed - stored).norm() / stored.norm().clamp_min(1e-6))
 
-    def evaluate(self) -> Report:
-        """Score the agent as it is now."""
-        episodes: list[Episode] = []
-        if self.eval_source is not None:
-            acting = self.cfg.acting
-            episodes = evaluate(
-                self.agent.player, self.eval_source, acting.eval_episodes, acting.eval_epsilon,
-                self.seeds.evaluation_at(self.agent_steps), self.cfg.network.channels,
+    def evaluations(self, due: bool, wait: bool) -> list[Report]:
+        """Those that have ended. One that is due begins, once the one before it is over; `wait` for it, or go on beside it."""
+        began, reports = time.perf_counter(), []
+        if self.running is not None and (self.running.finish() if due else not self.running.advance()):
+            reports.append(self.running.report())
+            self.running = None
+        if due:
+            self.running = Scoring(self, snapshot=not wait)
+            if wait:
+                self.running.finish()
+                reports.append(self.running.report())
+                self.running = None
+        self.eval_seconds += time.perf_counter() - began
+        return reports
+
+
+class Scoring:
+    """An evaluation of the agent as it is now, in the middle of a run."""
+
+    def __init__(self, run: Trainer, snapshot: bool):
+        acting, self.agent_steps, self.updates = run.cfg.acting, run.agent_steps, run.updates
+        self.evaluation: Evaluation | None = None
+        if run.eval_source is not None:
+            self.evaluation = Evaluation(
+                run.snapshot() if snapshot else run.agent.player, run.eval_source, acting.eval_episodes, acting.eval_epsilon,
+                run.seeds.evaluation_at(self.agent_steps), run.cfg.network.channels,
             )  # fmt: skip
+
+    def advance(self) -> bool:
+        """One step of every episode; False once all have ended."""
+        return self.evaluation is not None and self.evaluation.advance()
+
+    def finish(self) -> bool:
+        """All that is left of it. True, then: it has ended."""
+        while self.advance():
+            pass
+        return True
+
+    def report(self) -> Report:
+        """What came out."""
+        episodes = [] if self.evaluation is None else self.evaluation.episodes()
+        self.close()
         return Report("eval", self.agent_steps, self.updates, episodes)
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self.evaluation is not None:
+            self.evaluation.close()
 
 
 def passed(before: int, now: int, every: int) -> bool:

@@ -178,6 +178,7 @@ class AtariEnvs:
         self.reader = ObservationReader(self.vector.single_observation_space, channels)
         self.spec, self.reward_classes = self.reader.spec, protocol.reward_classes
         self._seeds = stream_seeds(seed, num_envs)
+        self._rows: NDArray[np.int64] | None = None
         self._length = np.zeros(num_envs, np.int64)
         self._over, self._cut = np.zeros(num_envs, bool), np.zeros(num_envs, bool)  # at the step before; cut: by us
 
@@ -192,12 +193,34 @@ class AtariEnvs:
         self._over, self._cut = np.zeros_like(self._over), np.zeros_like(self._cut)
         return self.reader.read_batch(raw, self.num_envs)
 
-    def send(self, actions: NDArray[np.int64]) -> None:
-        """The actions of the coming step; the emulators begin at once."""
-        self.vector.send(actions)
+    def send(self, actions: NDArray[np.int64], only: Sequence[int] | None = None) -> None:
+        """The actions of the coming step; the emulators begin at once.
+
+        With `only`, those rows are returned. The others run too, doing nothing: the vector steps as a whole.
+        """
+        self._rows = None if only is None else np.asarray(only, np.int64)
+        if self._rows is None:
+            self.vector.send(actions)
+            return
+        sent = np.zeros(self.num_envs, np.int64)
+        sent[self._rows] = actions
+        self.vector.send(sent)
 
     def recv(self) -> Stepped:
         """What came of it."""
+        stepped, rows = self._recv(), self._rows
+        if rows is None:
+            return stepped
+        obs = {name: array[rows] for name, array in stepped.obs.items()}
+        return Stepped(
+            obs,
+            stepped.reward[rows],
+            stepped.terminated[rows],
+            stepped.truncated[rows],
+            raw_reward=np.asarray(stepped.paid[rows], np.float64),
+        )
+
+    def _recv(self) -> Stepped:
         raw, paid, terminated, _, _ = self.vector.recv()
         if self._cut.any():  # the vector, which does not know that their episodes are over, has stepped on
             raw, _ = self.vector.reset(options={"reset_mask": self._cut})
@@ -211,17 +234,9 @@ class AtariEnvs:
         return Stepped(obs, reward.astype(np.float32), terminated, self._cut, raw_reward=paid)
 
     def step(self, actions: NDArray[np.int64], only: Sequence[int] | None = None) -> Stepped:
-        """Both at once; with `only`, those rows are returned. The others run too, doing nothing: the vector steps as a whole."""
-        if only is None:
-            self.send(actions)
-            return self.recv()
-        rows = np.asarray(only)
-        sent = np.zeros(self.num_envs, np.int64)
-        sent[rows] = actions
-        self.send(sent)
-        all_ = self.recv()
-        obs = {name: array[rows] for name, array in all_.obs.items()}
-        return Stepped(obs, all_.reward[rows], all_.terminated[rows], all_.truncated[rows], raw_reward=all_.paid[rows])
+        """Both at once."""
+        self.send(actions, only)
+        return self.recv()
 
     def close(self) -> None:
         """Close the vector."""

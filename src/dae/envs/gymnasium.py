@@ -70,6 +70,7 @@ class OwnEnvs(Envs, Protocol):
     first_action: int
     reader: ObservationReader
 
+    def send(self, actions: NDArray[np.int64], only: Sequence[int] | None = None) -> None: ...
     def step(self, actions: NDArray[np.int64], only: Sequence[int] | None = None) -> Stepped: ...
 
 
@@ -197,6 +198,17 @@ def raw_reward(info: Any) -> float | None:
     return float(info[RAW_REWARD]) if isinstance(info, Mapping) and RAW_REWARD in info else None
 
 
+def raw_rewards(info: Mapping[str, Any], reward: NDArray[np.float32]) -> NDArray[np.float64] | None:
+    """The same of a vector's info, where an episode's last step may be told apart (SAME_STEP); those that say nothing paid `reward`."""
+    paid = None
+    for part in (info, info.get("final_info")):
+        if isinstance(part, Mapping) and RAW_REWARD in part:
+            paid = reward.astype(np.float64) if paid is None else paid
+            said = np.asarray(part.get(f"_{RAW_REWARD}", np.ones(len(reward), bool)), bool)
+            paid[said] = np.asarray(part[RAW_REWARD], np.float64)[said]
+    return paid
+
+
 def declared_reward_classes(env: AnyEnv | VectorEnv[Any, Any, Any]) -> tuple[float, ...]:
     """The values that a reward can take, where the environment says so in its metadata."""
     metadata = env.unwrapped.metadata if isinstance(env, gym.Env) else env.metadata
@@ -218,6 +230,7 @@ class EnvList:
         self._seed, self._episode = seed, [0] * num_envs
         self._ended, self._steps = [False] * num_envs, [0] * num_envs
         self._sent: NDArray[np.int64] = np.zeros(num_envs, np.int64)
+        self._only: Sequence[int] | None = None
 
     def episode_seed(self, env: int) -> int:
         """Of the episode that environment `env` is in. 32 bits: many environments take no more."""
@@ -228,16 +241,16 @@ class EnvList:
         """First observations of all."""
         return _stack([self._reset(e) for e in range(self.num_envs)])
 
-    def send(self, actions: NDArray[np.int64]) -> None:
-        """The actions of the coming step."""
-        self._sent = actions
+    def send(self, actions: NDArray[np.int64], only: Sequence[int] | None = None) -> None:
+        """The actions of the coming step, of all environments or of those in `only`, whose rows `recv` returns in that order."""
+        self._sent, self._only = actions, only
 
     def recv(self) -> Stepped:
         """Take the step; in this process nothing could begin before."""
-        return self.step(self._sent)
+        return self.step(self._sent, self._only)
 
     def step(self, actions: NDArray[np.int64], only: Sequence[int] | None = None) -> Stepped:
-        """One step of all environments, or of those in `only`, whose rows are returned in that order."""
+        """Both at once."""
         which = range(self.num_envs) if only is None else only
         results = [self._step(e, int(a)) for e, a in zip(which, actions, strict=True)]
         obs, reward, terminated, truncated, raw = zip(*results, strict=True)
@@ -331,13 +344,13 @@ class VectorAdapter:
         reward, terminated, truncated = np.asarray(paid, np.float32), np.asarray(terminated, bool), np.asarray(truncated, bool)
         if not np.isfinite(reward).all():
             raise EnvironmentFault(f"environment {int(np.argmin(np.isfinite(reward)))}, step {self._steps}: a reward is not finite")
-        obs, ended = self._read(raw), terminated | truncated
+        obs, ended, unclipped = self._read(raw), terminated | truncated, raw_rewards(info, reward)
         if self.mode == AutoresetMode.NEXT_STEP or not ended.any():
-            return Stepped(obs, reward, terminated, truncated)
+            return Stepped(obs, reward, terminated, truncated, raw_reward=unclipped)
         if self.mode == AutoresetMode.SAME_STEP:
-            return Stepped(obs, reward, terminated, truncated, self._final_observations(obs, info, ended))
+            return Stepped(obs, reward, terminated, truncated, self._final_observations(obs, info, ended), unclipped)
         opened, _ = self.envs.reset(options={"reset_mask": ended})  # DISABLED: resetting is ours to do
-        return Stepped(self._read(opened), reward, terminated, truncated, final_obs=obs)
+        return Stepped(self._read(opened), reward, terminated, truncated, final_obs=obs, raw_reward=unclipped)
 
     def step(self, actions: NDArray[np.int64]) -> Stepped:
         """Both at once."""

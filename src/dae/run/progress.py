@@ -25,8 +25,8 @@ class Progress:
     def __init__(self, title: str, total_agent_steps: int, objective: ObjectiveConfig, quiet: bool = False):
         self.title, self.total, self.objective, self.quiet = title, total_agent_steps, objective, quiet
         self.console = Console(stderr=True)
-        self.started = self._last_time = time.time()
-        self._last_steps = 0
+        self.started = time.time()
+        self._last_spent, self._last_steps = 0.0, 0
         self.speed = 0.0
         self.scores: deque[float] = deque(maxlen=50)
         self.evals: list[tuple[int, float]] = []
@@ -44,21 +44,25 @@ class Progress:
         if self._live:
             self._live.stop()
 
-    def show(self, report: Report) -> dict[str, float]:
-        """Take in a report, draw, and return the numbers on time and score for the record."""
+    def show(self, report: Report, eval_seconds: float = 0.0) -> dict[str, float]:
+        """Take in a report, draw, and return the numbers on time and score for the record.
+
+        `eval_seconds`, that training waited for evaluations so far, do not count in its speed.
+        """
         now = time.time()
-        self.steps, self.updates = report.agent_steps, report.updates
+        if report.kind != "eval":  # which may be of a while ago
+            self.steps, self.updates = report.agent_steps, report.updates
         if report.kind == "train":
-            self.speed = (report.agent_steps - self._last_steps) / max(1e-9, now - self._last_time)
-            self._last_time, self._last_steps = now, report.agent_steps
+            spent = now - self.started - eval_seconds
+            self.speed = (report.agent_steps - self._last_steps) / max(1e-9, spent - self._last_spent)
+            self._last_spent, self._last_steps = spent, report.agent_steps
             self.scores.extend(e.score for e in report.episodes)
             if "dae/adv_size" in report.metrics or not self.metrics:  # a last stretch without an update says nothing new
                 self.metrics = report.metrics
         elif report.episodes:
             self.evals.append((report.agent_steps, sum(e.score for e in report.episodes) / len(report.episodes)))
-            self._last_time = now
         self._draw(report)
-        return self._numbers(report, now)
+        return self._numbers(report, now) | {"time/eval_seconds": eval_seconds}
 
     def _numbers(self, report: Report, now: float) -> dict[str, float]:
         numbers = {"time/seconds": now - self.started}
@@ -79,7 +83,7 @@ class Progress:
             self._live.update(self.panel(), refresh=True)
         elif report.kind == "eval" and report.episodes:
             print(
-                f"{self.steps:>10,} steps  evaluation {self.evals[-1][1]:.4g} over {len(report.episodes)} episodes",
+                f"{report.agent_steps:>10,} steps  evaluation {self.evals[-1][1]:.4g} over {len(report.episodes)} episodes",
                 file=sys.stderr,
                 flush=True,
             )

@@ -25,6 +25,7 @@ from dae.run.progress import Progress
 from dae.run.record import Recorder, read_jsonl, run_folder
 from dae.train import passed
 
+NO_LUCK = "the run ends before luck enters its objective: eps_wta does not come down to luck_from_eps_wta"
 KEPT_CHECKPOINTS = 2
 LONGEST_VIDEO_AGENT_STEPS = 2000
 """Of the video at the end of a run: some episodes last an hour. `dae play` films whole ones."""
@@ -49,6 +50,8 @@ def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite
         about["protocol"] = dict(agent.source.protocol)
     recorder = Recorder.create(folder, cfg, about, overwrite)
     say(f"{folder}: {describe(agent)}")
+    if not cfg.luck_enters:
+        say(f"note: {NO_LUCK}")
     if agent.source.protocol:
         Console(stderr=True).print(protocol_table(agent.source))
     how, title = "failed", f"{agent.source.name} · seed {cfg.run.seed}"
@@ -59,8 +62,9 @@ def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite
             stop_on_interrupt(agent) as asked,
         ):
             for report in agent.reports():
-                recorder.write(report, progress.show(report))
-                reached = reached or (report.kind == "eval" and agent.trainer is not None and agent.trainer.reached(report))
+                assert agent.trainer is not None
+                recorder.write(report, progress.show(report, agent.trainer.eval_seconds))
+                reached = reached or (report.kind == "eval" and agent.trainer.reached(report))
                 every = cfg.run.checkpoint_every_agent_steps
                 if report.kind == "end" or (report.kind == "train" and passed(saved_at, report.agent_steps, every)):
                     saved_at = report.agent_steps
@@ -191,7 +195,11 @@ def examine(folder: Path, last: float) -> tuple[list[Finding], dict[str, float]]
     rows = rows[-max(1, round(last * len(rows))) :]
     names = [name for name in rows[-1] if name.startswith(("dae/", "train/"))]
     numbers = {name: float(np.mean([row[name] for row in rows if name in row])) for name in names}
-    return findings(numbers, read_options(folder / "config.yaml").objective), numbers
+    cfg = read_options(folder / "config.yaml")
+    found = findings(numbers, cfg.objective)
+    if not cfg.luck_enters:
+        found.append(Finding(NO_LUCK, "a longer run, an earlier end of eps_wta, or the preset luck-off, if luck shall not correct"))
+    return found, numbers
 
 
 def say(line: str) -> None:

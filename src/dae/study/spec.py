@@ -22,6 +22,8 @@ from dae.errors import ConfigError, FileError, nearest
 from dae.presets import with_presets
 from dae.study.outsider import OUTSIDERS, Settings
 
+RESULTS = 0
+"""Raised by every change that is tagged [results]: a finished run is one of this code only."""
 METRIC_POINTS = 40
 """Training metrics are means over so many equal parts of a run."""
 SHARED = ("total_agent_steps", "max_episode_agent_steps", "eval_episodes")
@@ -91,7 +93,12 @@ class Cell:
     @property
     def fingerprint(self) -> str:
         """Of all settings: a finished run is used again only while they are the same."""
-        facts = {"config": self.config.flat(), "outsider": self.outsider, "settings": self.settings and self.settings.flat()}
+        facts: dict[str, Any] = {
+            "config": self.config.flat(),
+            "outsider": self.outsider,
+            "settings": self.settings and self.settings.flat(),
+        }
+        facts |= {"results": RESULTS} if RESULTS else {}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
