@@ -74,6 +74,11 @@ class Replay:
         self.core_in = ring(state_dim, dtype=state_type(self.device) if state_dtype is None else state_dtype)
         self.count = np.zeros(num_envs, np.int64)  # slots ever written, by environment
 
+    def rings(self) -> dict[str, Tensor]:
+        """Everything that is stored, by name, [slots, num_envs, ...]: what a checkpoint keeps, with `count`."""
+        names = ("action", "reward", "reset", "terminal", "valid", "core_in")
+        return {f"obs.{name}": ring for name, ring in self.obs.items()} | {name: getattr(self, name) for name in names}
+
     def add(
         self,
         envs: NDArray[np.int64],

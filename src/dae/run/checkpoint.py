@@ -85,14 +85,14 @@ def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], blueprint: Blue
     save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial / "agent.safetensors")
     (partial / "checkpoint.json").write_text(json.dumps({**blueprint.to_json(), **more}, indent=1))
     names = ("agent.safetensors", "checkpoint.json")
-    manifest = {name: {"bytes": (partial / name).stat().st_size, "sha256": _digest(partial / name)} for name in names}
+    manifest = {name: {"bytes": (partial / name).stat().st_size, "sha256": digest(partial / name)} for name in names}
     (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
     for path in (*partial.iterdir(), partial):
-        _sync(path)
+        sync(path)
     if folder.exists():
         shutil.rmtree(folder)
     partial.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
     return folder
 
 
@@ -101,7 +101,7 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Blueprint, dict[st
     manifest = read_json(folder / "manifest.json")
     for name in ("agent.safetensors", "checkpoint.json"):
         known = manifest.get(name) if isinstance(manifest, dict) else None
-        if not isinstance(known, dict) or not (folder / name).is_file() or _digest(folder / name) != known.get("sha256"):
+        if not isinstance(known, dict) or not (folder / name).is_file() or digest(folder / name) != known.get("sha256"):
             raise FileError(f"{folder / name}: missing or damaged (its SHA-256 is not the manifest's)")
     data = read_json(folder / "checkpoint.json")
     return load_file(folder / "agent.safetensors"), Blueprint.from_json(data, str(folder)), data
@@ -174,12 +174,14 @@ def advance(blueprint: Blueprint, agent_steps: int, updates: int) -> Blueprint:
     return dataclasses.replace(blueprint, agent_steps=agent_steps, updates=updates)
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """A file or a folder, down to the disk."""
     if os.name == "nt":  # Windows flushes no folders, and no handles that only read
         return
     handle = os.open(path, os.O_RDONLY)

@@ -8,6 +8,7 @@ import numpy as np
 from dae.envs import scores
 from dae.errors import MissingExtra
 from dae.run.pictures import have
+from dae.study.published import FRAMES, game_of, known_scores, published
 from dae.study.table import Curve, Results, estimate, shares, short, thousands
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#555555", "#E69F00", "#56B4E9")
@@ -42,6 +43,7 @@ def draw_curves(results: Results, path: Path) -> Path:
         for j, agent in enumerate(results.titles):
             if agent in curves:
                 _band(axes, curves[agent], COLOURS[j % len(COLOURS)], LINES[j % len(LINES)])
+                _published(axes, env, results.published.get(agent, ""), COLOURS[j % len(COLOURS)])
         _known_scores(axes, env, curves)
         axes.set_title(short(env), loc="left")
         axes.xaxis.set_major_formatter(lambda x, _: thousands(x) if x else "0")
@@ -64,12 +66,25 @@ def _band(axes: Any, curve: Curve, colour: str, line: Any) -> None:
     axes.fill_between(curve.agent_steps, mean - half, mean + half, color=colour, alpha=0.13, lw=0)
 
 
+def _published(axes: Any, env: str, column: str, colour: str) -> None:
+    """What the paper's own agent scored at the end of its run: mean and standard error over its 5 seeds."""
+    found = published(env, column)
+    if found is None:
+        return
+    axes.errorbar(
+        FRAMES / 4, found.mean, found.standard_error, fmt="D", ms=6, color=colour, mfc="white", mew=1.5, capsize=4, clip_on=False
+    )
+    axes.annotate("paper", (FRAMES / 4, found.mean), (-8, 0), textcoords="offset points", ha="right", va="center", fontsize=8)
+
+
 def _known_scores(axes: Any, env: str, curves: dict[str, Curve]) -> None:
     """Dashed lines, named at the right; the y-axis shows what seeds scored, and does not grow with the bands."""
     known = scores.load().get(env, {})
-    values = {name: s["mean"] if s["exact"] is None else s["exact"] for name, s in known.items()}
-    low = min([*values.values(), *(float(c.scores.min()) for c in curves.values())])
-    high = max([*values.values(), *(float(c.scores.max()) for c in curves.values())])
+    values = {name: s["mean"] if s["exact"] is None else s["exact"] for name, s in known.items()} or known_scores(env)
+    low = min([*values.values(), axes.get_ylim()[0] if game_of(env) else np.inf, *(float(c.scores.min()) for c in curves.values())])
+    high = max(
+        [*values.values(), axes.get_ylim()[1] if game_of(env) else -np.inf, *(float(c.scores.max()) for c in curves.values())]
+    )
     margin = 0.08 * (high - low or 1)
     axes.set_ylim(low - margin, high + margin)
     for name, value in values.items():

@@ -123,7 +123,10 @@ def manifest(study: Study, runs: Sequence[Run]) -> dict[str, Any]:
         "runs_planned": len(study.cells()),
         "seeds": {env.id: list(env.seeds) for env in study.environments},
         "cpu_hours": round(sum(run.about["cpu_seconds"] for run in runs) / 3600, 3),
-        "agents": [{"name": a.name, "title": a.title, "source": a.source, "outsider": a.outsider} for a in study.agents],
+        "agents": [
+            {"name": a.name, "title": a.title, "source": a.source, "outsider": a.outsider, "published": a.published}
+            for a in study.agents
+        ],
         "runs": [{**run.about, "machine": machines.index(run.machine)} for run in runs],
     }
 

@@ -2,7 +2,7 @@
 
     [study]             name, description, seeds, evaluations, preset, options
     [[environment]]     id, env_kwargs, seeds, evaluations, total_agent_steps, options, and agent_options.<agent>
-    [[agent]]           name, title, preset, options, outsider, source
+    [[agent]]           name, title, preset, options, outsider, source, published
 
 Each layer overrides the one before: the study's presets and options, the environment's options, the agent's presets and options,
 and last what one environment says of one agent. An outsider (`outsider = "RecurrentPPO"`) has options of its own kind; of the
@@ -21,6 +21,7 @@ from dae.config import Config
 from dae.errors import ConfigError, FileError, nearest
 from dae.presets import with_presets
 from dae.study.outsider import OUTSIDERS, Settings
+from dae.study.published import COLUMNS
 
 RESULTS = 0
 """Raised by every change that is tagged [results]: a finished run is one of this code only."""
@@ -34,7 +35,9 @@ _ENVIRONMENT = {
     "id": str, "env_kwargs": dict, "seeds": list, "evaluations": int, "total_agent_steps": int, "options": dict,
     "agent_options": dict,
 }  # fmt: skip
-_AGENT = {"name": str, "title": str, "preset": list, "options": dict, "outsider": str, "source": str}
+_AGENT = {
+    "name": str, "title": str, "preset": list, "options": dict, "outsider": str, "source": str, "published": str,
+}  # fmt: skip
 _NAMED_ELSEWHERE = ("env", "env_kwargs", "seed", "eval_every_agent_steps", "log_every_agent_steps", "out", "name")
 """Options that the study sets by itself."""
 
@@ -49,6 +52,8 @@ class AgentSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     outsider: str = ""
     source: str = ""
+    published: str = ""
+    """Its column in the paper's tables (published.py), to be drawn beside it."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +97,14 @@ class Cell:
 
     @property
     def fingerprint(self) -> str:
-        """Of all settings: a finished run is used again only while they are the same."""
-        facts: dict[str, Any] = {
-            "config": self.config.flat(),
-            "outsider": self.outsider,
-            "settings": self.settings and self.settings.flat(),
-        }
-        facts |= {"results": RESULTS} if RESULTS else {}
+        """Of all settings: a finished run is used again only while they are the same.
+
+        An option that is new and at its default makes no other run; a default that changes does, which `RESULTS` must tell.
+        """
+        usual = Config().flat()
+        options = {name: value for name, value in self.config.flat().items() if value != usual[name]}
+        settings = self.settings and self.settings.flat()
+        facts = {"options": options, "outsider": self.outsider, "settings": settings, "results": RESULTS}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -186,7 +192,10 @@ def _agent(entry: Any, where: str) -> AgentSpec:
         raise ConfigError(f"{place} name='{entry['name']}': letters, digits, '-' and '_' only, since it names a folder")
     options, title = entry.get("options", {}), entry.get("title", entry["name"])
     _no_settled(options, place)
-    return AgentSpec(entry["name"], title, tuple(entry.get("preset", ())), options, outsider, entry.get("source", ""))
+    published = entry.get("published", "")
+    if published and published not in COLUMNS:
+        raise ConfigError(f"{place} published='{published}': must be one of {', '.join(COLUMNS)}{nearest(published, COLUMNS)}")
+    return AgentSpec(entry["name"], title, tuple(entry.get("preset", ())), options, outsider, entry.get("source", ""), published)
 
 
 def _environment(entry: Any, head: Mapping[str, Any], where: str, agents: Sequence[str]) -> EnvironmentSpec:

@@ -62,6 +62,11 @@ class Results:
     choices: list[Row]
 
     @property
+    def published(self) -> dict[str, str]:
+        """Agent -> its column in the paper's tables."""
+        return {a["name"]: a.get("published", "") for a in self.manifest["agents"]}
+
+    @property
     def titles(self) -> dict[str, str]:
         """Agent -> what to call it, in the order of the experiment file."""
         return {a["name"]: a["title"] for a in self.manifest["agents"]}
