@@ -472,3 +472,29 @@ def test_a_goal_reached_beside_training_ends_the_run():
     assert kinds[-3:] == ["eval", "train", "end"]
     assert kinds.count("eval") == 1
     assert run.agent_steps < 160
+
+
+# ---------------------------------------------------------------------------------------------------------- an early end
+
+
+def test_a_run_may_end_before_its_schedules():
+    """Catches: schedules that end with the run, a last stretch without a report, an end without an evaluation."""
+    whole, cut = trainer(total_agent_steps=320, learning_rate="0:1e-2, end:0"), trainer(
+        total_agent_steps=320, learning_rate="0:1e-2, end:0", stop_after_agent_steps=160
+    )  # fmt: skip
+    until = [(r.agent_steps, r.episodes) for r in whole.run() if r.kind == "eval" and r.agent_steps < 165]
+    reports = list(cut.run())
+    assert 160 <= cut.agent_steps < 164
+    assert [(r.agent_steps, r.episodes) for r in reports if r.kind == "eval"] == until
+    assert [r.kind for r in reports[-3:]] == ["train", "eval", "end"]
+    assert cut.signals.learning_rate.item() == pytest.approx(1e-2 * (1 - cut.agent_steps / 320), rel=1e-5)
+
+
+def test_a_run_may_end_after_some_time(monkeypatch):
+    """Catches: seconds taken for minutes, and an end without an evaluation."""
+    clock = itertools.count()
+    monkeypatch.setattr("dae.train.time.monotonic", lambda: 20.0 * next(clock))
+    run = trainer(stop_after_minutes=2.0)
+    kinds = [report.kind for report in run.run()]
+    assert kinds == ["train", "eval", "end"]
+    assert run.agent_steps <= 6 * 4

@@ -233,6 +233,10 @@ class RunConfig:
     """Folder of all runs."""
     name: str = "default"
     """The run is written to OUT/NAME/ENV/seedSEED."""
+    stop_after_agent_steps: int = 0
+    """End the run here, with schedules that still reach to `total_agent_steps`; 0: at their end."""
+    stop_after_minutes: float = 0.0
+    """The same, after so much time; what evaluation is left comes on top. 0: never."""
     log_every_agent_steps: int = 10_000
     """Distance between lines of metrics.jsonl."""
     checkpoint_every_agent_steps: int = 250_000
@@ -291,11 +295,17 @@ class Config:
         return self.objective.burn_in_steps + self.train_steps
 
     @property
+    def last_agent_step(self) -> int:
+        """Where the run ends, if time does not end it before."""
+        total = self.learning.total_agent_steps
+        return min(total, self.run.stop_after_agent_steps or total)
+
+    @property
     def luck_enters(self) -> bool:
         """Whether the run is long enough for luck to come into the objective (or is not meant to have any)."""
-        eps, total = self.objective.eps_wta, self.learning.total_agent_steps
-        steps = [step for step, _ in eps.points if step is not None and step <= total]
-        least = min(eps(step, total) for step in [*steps, total])
+        eps, last = self.objective.eps_wta, self.last_agent_step
+        steps = [step for step, _ in eps.points if step is not None and step <= last]
+        least = min(eps(step, self.learning.total_agent_steps) for step in [*steps, last])
         return self.objective.corrections != "skill+luck" or least <= self.objective.luck_from_eps_wta
 
     def override(self, **options: Any) -> "Config":
@@ -356,7 +366,7 @@ _LIMITS: list[tuple[str, Callable[[Any], bool], str]] = [
     )),
     *((name, _not_negative, "0 or more") for name in (
         "burn_in_steps", "train_steps", "min_replay_agent_steps", "eval_every_agent_steps", "checkpoint_every_agent_steps",
-        "seed", "threads", "max_episode_agent_steps", "beta_prior", "beta_rec", "beta_kl", "beta_reward",
+        "seed", "threads", "max_episode_agent_steps", "stop_after_agent_steps", "stop_after_minutes", "beta_prior", "beta_rec", "beta_kl", "beta_reward",
         "temperature_lr_multiplier", "learning_rate",
     )),
     *((name, _positive, "above 0") for name in ("width", "variance_floor", "adam_eps")),

@@ -138,19 +138,21 @@ class Trainer:
 
     def run(self) -> Iterator[Report]:
         """Train to the end. Each boundary of a report interval that was passed gives one report."""
-        total, run, acting = self.cfg.learning.total_agent_steps, self.cfg.run, self.cfg.acting
+        run, acting, began = self.cfg.run, self.cfg.acting, time.monotonic()
         episodes: list[Episode] = []
         over = False
         while not over:
             before = self.agent_steps
             episodes += self.step()
-            over = self.agent_steps >= total or self.stop
+            late = run.stop_after_minutes > 0 and time.monotonic() - began >= 60 * run.stop_after_minutes
+            ended = late or self.agent_steps >= self.cfg.last_agent_step
+            over = ended or self.stop
             if over:
                 self.catch_up()
             if over or passed(before, self.agent_steps, run.log_every_agent_steps):
                 yield self.report(episodes)
                 episodes = []
-            due = passed(before, self.agent_steps, acting.eval_every_agent_steps) or self.agent_steps >= total
+            due = ended or passed(before, self.agent_steps, acting.eval_every_agent_steps)
             for scored in self.evaluations(due, wait=over or not acting.eval_beside):
                 yield scored
                 if not over and self.reached(scored):

@@ -58,7 +58,7 @@ def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite
     saved_at, reached = 0, False
     try:
         with (
-            Progress(title, cfg.learning.total_agent_steps, cfg.objective, quiet) as progress,
+            Progress(title, cfg.last_agent_step, cfg.objective, quiet) as progress,
             stop_on_interrupt(agent) as asked,
         ):
             for report in agent.reports():

@@ -110,13 +110,14 @@ def run_cell(study: str, cell: Cell, folder: Path) -> None:
             scores.extend(_eval_rows(report, where, source.frames_per_agent_step))
             mean = np.mean([e.score for e in report.episodes])
             print(f"{report.agent_steps} agent steps, {time.time() - began:.0f} s: {mean:.4g}", flush=True)
+            write_csv(folder / "eval.csv", EVAL, scores)  # as they come: of a run that is cut off, what was seen is there
+            write_csv(folder / "train.csv", TRAIN, metrics)
         elif report.kind == "train":
             metrics.append(_train_row(report, where, time.time() - began))
 
+    folder.mkdir(parents=True, exist_ok=True)
     learner.run(take)
     seconds = time.time() - began
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / "eval.csv", EVAL, scores)
     write_csv(folder / "train.csv", TRAIN, metrics)
     if is_jackpot(make):
         write_csv(folder / "choices.csv", CHOICES, jackpot_choices(learner, make, cell, where))

@@ -93,7 +93,7 @@ class Cell:
     @property
     def total_agent_steps(self) -> int:
         """Length of the run."""
-        return self.config.learning.total_agent_steps
+        return self.config.last_agent_step
 
     @property
     def fingerprint(self) -> str:
@@ -102,7 +102,10 @@ class Cell:
         An option that is new and at its default makes no other run; a default that changes does, which `RESULTS` must tell.
         """
         usual = Config().flat()
-        options = {name: value for name, value in self.config.flat().items() if value != usual[name]}
+        known = {
+            name: value for name, value in self.config.flat().items() if name != "stop_after_minutes"
+        }  # a matter of the machine
+        options = {name: value for name, value in known.items() if value != usual[name]}
         settings = self.settings and self.settings.flat()
         facts = {"options": options, "outsider": self.outsider, "settings": settings, "results": RESULTS}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
