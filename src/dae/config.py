@@ -366,7 +366,8 @@ _LIMITS: list[tuple[str, Callable[[Any], bool], str]] = [
     )),
     *((name, _not_negative, "0 or more") for name in (
         "burn_in_steps", "train_steps", "min_replay_agent_steps", "eval_every_agent_steps", "checkpoint_every_agent_steps",
-        "seed", "threads", "max_episode_agent_steps", "stop_after_agent_steps", "stop_after_minutes", "beta_prior", "beta_rec", "beta_kl", "beta_reward",
+        "seed", "threads", "max_episode_agent_steps", "stop_after_agent_steps", "stop_after_minutes",
+        "beta_prior", "beta_rec", "beta_kl", "beta_reward",
         "temperature_lr_multiplier", "learning_rate",
     )),
     *((name, _positive, "above 0") for name in ("width", "variance_floor", "adam_eps")),
