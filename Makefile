@@ -40,7 +40,7 @@ scores: $(VENV)/.installed-dev
 	@$(PY) -m dae.envs.scores
 
 table: $(VENV)/.installed-dev
-	@$(PY) -m dae.study.table results/laptop --readme README.md
+	@$(PY) -m dae.study.table results/laptop --readme README.md --pictures docs/img
 
 wheel: $(VENV)/.installed-dev
 	@rm -f dist/dae_rl-*.whl

@@ -1,16 +1,18 @@
 """Files: whole or refused, and never code."""
 
 import ast
+import errno
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import dae
 from conftest import VECTOR, tiny_agent, tiny_config
-from dae.errors import FileError
+from dae.errors import ConfigError, Diverged, FileError, ResourceError
 from dae.run.checkpoint import Blueprint, export, latest_checkpoint, load_acting, load_checkpoint, save_checkpoint
 
 
@@ -63,6 +65,65 @@ def test_the_newest_checkpoint_is_found(saved):
 def test_saving_again_replaces(saved):
     save_checkpoint(saved, {"x": torch.ones(2)}, blueprint(), {})
     assert load_checkpoint(saved)[0].keys() == {"x"}
+
+
+def test_what_is_no_checkpoint_is_not_replaced(saved, tmp_path, monkeypatch):
+    """Catches: somebody's folder deleted by `agent.save(PATH)`, and a traceback."""
+    notes, empty, link = tmp_path / "notes", tmp_path / "empty", tmp_path / "link"
+    notes.mkdir(), empty.mkdir()
+    (notes / "thesis.tex").write_text("years of work")
+    link.symlink_to(saved)
+    monkeypatch.chdir(notes)
+    for folder in (notes, notes / "thesis.tex", link, saved.parent, Path(), Path(".."), Path("/"), saved / ".."):
+        with pytest.raises(ConfigError) as caught:
+            save_checkpoint(folder, {"x": torch.ones(2)}, blueprint(), {})
+        assert "\n" not in str(caught.value)
+    assert (notes / "thesis.tex").read_text() == "years of work"
+    (saved / "notes.txt").write_text("which run this was")
+    with pytest.raises(ConfigError, match="no checkpoint: it is not replaced"):
+        save_checkpoint(saved, {"x": torch.ones(2)}, blueprint(), {})
+    for folder in (notes / "thesis.tex" / "agent", Path("/proc/nowhere/agent")):
+        with pytest.raises(FileError, match="can't be written: "):
+            save_checkpoint(folder, {"x": torch.ones(2)}, blueprint(), {})
+    assert save_checkpoint(empty, {"x": torch.ones(2)}, blueprint(), {}) == empty
+    assert load_checkpoint(empty)[0].keys() == {"x"}
+
+
+@pytest.mark.parametrize(
+    "error", [SafetensorError("I/O error: No space left on device"), OSError(errno.ENOSPC, "No space left on device")]
+)
+def test_a_save_that_fails_leaves_what_was_there(saved, error, monkeypatch):
+    """Catches: a torn folder that stays, the old checkpoint deleted first, two kinds of traceback for a full disk."""
+
+    def save(tensors, path):
+        path.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr("dae.run.checkpoint.save_file", save)
+    for folder in (saved, saved.parent / "13"):
+        with pytest.raises(ResourceError, match=rf"{folder}: can't be written: .*No space left on device$"):
+            save_checkpoint(folder, {"x": torch.ones(2)}, blueprint(), {})
+    assert list(saved.parent.iterdir()) == [saved]
+    assert load_checkpoint(saved)[1] == blueprint(agent_steps=12, updates=2)
+
+
+def test_numbers_that_are_not_finite_are_not_kept(saved):
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(Diverged, match="'x' is not finite"):
+            save_checkpoint(saved, {"x": torch.tensor([1.0, value])}, blueprint(), {})
+    assert load_checkpoint(saved)
+
+
+def test_what_is_missing_is_named(saved):
+    """Catches: "not a run folder" of a run folder whose only checkpoint is torn."""
+    run = saved.parent.parent
+    with pytest.raises(FileError, match=f"give the run folder that it is in, {run}, or"):
+        latest_checkpoint(saved.parent)
+    (saved / "manifest.json").unlink()
+    with pytest.raises(FileError, match=rf"^{saved}/manifest\.json: is missing"):
+        latest_checkpoint(run)
+    with pytest.raises(FileError, match=rf"^{saved}/manifest\.json: No such file"):
+        load_checkpoint(latest_checkpoint(saved))
 
 
 @pytest.mark.parametrize(

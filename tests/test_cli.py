@@ -1,15 +1,28 @@
 """The command line as a user meets it, in this process; `.ci/smoke` runs it as a program."""
 
+import errno
 import json
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import yaml
 
-from dae.cli import run
+import dae.cli
+import dae.run.checkpoint
+from dae.api import DAE
+from dae.cli import Train, _parse, run
 from dae.config import OPTIONS
+from dae.run.lock import Lock
 from dae.run.record import read_jsonl
+from dae.run.session import announce
+from test_diagnostics import WELL
 
 TINY = [
     "--preset",
@@ -49,6 +62,8 @@ TINY = [
     "--eval-episodes",
     "3",
     "--no-tensorboard",
+    "--learning-rate",
+    "1e-3",
 ]
 
 
@@ -88,13 +103,15 @@ def test_the_other_verbs(trained, tmp_path, capsys):
         (["eval", str(trained), "--episodes", "2"], r"dae/TMaze-v0: mean score .* 2 episodes"),
         (["export", str(trained), "--to", str(export)], "play it with: dae play"),
         (["play", str(export), "--episodes", "2", "--video", str(tmp_path / "v.mp4")], r"episode 1: score .*\n.*video: "),
-        (["doctor", str(trained)], "healthy"),
+        (["doctor", str(trained)], "train/learning_rate +0.001"),
         (["check", "--env", "dae/TMaze-v0", "--steps", "200"], "the same seed gives the same"),
         (["describe"], "22,061,184"),
         (["describe", "--preset", "laptop", "--env", "dae/TMaze-v0"], "core_blocks"),
         (["describe", "--presets"], "quickstart"),
         (["--version"], r"\d+\.\d+"),
         ([], "usage: dae COMMAND"),
+        (["help"], "usage: dae COMMAND"),
+        (["help", "train"], "usage: dae train"),
     ):
         assert run(command) == 0, command
         assert re.search(words, capsys.readouterr().out), command
@@ -123,6 +140,8 @@ def test_overwriting_touches_runs_only(tmp_path, capsys):
     (folder / "thesis.tex").write_text("years of work")
     assert train("--out", str(tmp_path), "--overwrite") == 2
     assert "no run: it is not overwritten" in capsys.readouterr().err
+    assert train("--out", str(tmp_path)) == 2
+    assert "no run: it is not overwritten" in capsys.readouterr().err, "the truth at once, not the advice to overwrite"
     assert (folder / "thesis.tex").read_text() == "years of work"
 
 
@@ -164,7 +183,27 @@ def test_presets_stack_and_options_override_them(capsys):
         ("train --file nowhere.yaml", 5, "can't be read as YAML"),
         ("eval nowhere", 5, "no such file"),
         ("play nowhere --episodes 0", 2, "episodes=0"),
-        ("doctor nowhere", 5, "no metrics of learning"),
+        ("doctor nowhere", 5, "nowhere is not there"),
+        ("doctor .", 5, "has no metrics.jsonl"),
+        ("doctor . --last 0", 2, "last=0: must be above 0 and at most 1"),
+        ("doctor . --last nan", 2, "last=nan: must be"),
+        ("doctor a b", 2, "b: one path is enough"),
+        ("train CartPole-v1", 2, "CartPole-v1: options have names (did you mean --env CartPole-v1?)"),
+        ("train laptop --env CartPole-v1", 2, "(did you mean --preset laptop?)"),
+        ("train --quiet true --env CartPole-v1", 2, "true: --quiet takes no value"),
+        ("train --preset --env CartPole-v1", 2, "--preset needs a value: paper, atari"),
+        ("train --preset= --env CartPole-v1", 2, "--preset needs a value"),
+        ("train --env CartPole-v1 --total-agent-steps 10x", 2, "invalid literal"),
+        (
+            "train --env CartPole-v1 --width 1e9",
+            4,
+            "a network of width=1e+09, core_dim=1024, num_outcomes=16 and the like: not enough",
+        ),
+        ("train --env CartPole-v1 --width 1e30", 4, "not enough memory"),
+        ("train --env CartPole-v1 --core-dim 100000000", 4, "not enough memory"),
+        ("train --env CartPole-v1 --num-outcomes 1000000", 4, "of which a learner needs 5 copies"),
+        ("train --env test_cli:Shut --preset laptop", 3, "step 0: reset() raised KeyError"),
+        ("help trian", 2, "did you mean 'train'"),
         ("check --env Pendulum-v1", 3, "Box are not supported"),
     ],
 )
@@ -179,11 +218,44 @@ def test_bad_input_ends_in_one_line_and_a_code(command, code, words, tmp_path, m
     assert not list(Path().iterdir())
 
 
-class Sick(__import__("gymnasium").Env):
+class Endless(gym.Env):
+    """Never ends, and says nothing of a limit."""
+
+    observation_space = gym.spaces.Discrete(3)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 1, 0.0, False, False, {}
+
+
+class Shut(Endless):
+    """Can't be reset."""
+
+    def reset(self, *, seed=None, options=None):
+        raise KeyError("no such level")
+
+
+class Frail(Endless):
+    """Lasts for a hundred steps, in training and in evaluation."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 100:
+            raise OSError("lost")
+        return 1, 0.0, False, False, {}
+
+
+class Sick(gym.Env):
     """Pays NaN at its third step."""
 
-    observation_space = __import__("gymnasium").spaces.Discrete(3)
-    action_space = __import__("gymnasium").spaces.Discrete(2)
+    observation_space = gym.spaces.Discrete(3)
+    action_space = gym.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
         self.t = 0
@@ -200,3 +272,224 @@ def test_an_environment_that_goes_wrong_is_named(tmp_path, capsys):
     assert json.loads((tmp_path / "default" / "Sick" / "seed0" / "run.json").read_text())["ended"] == "failed"
     assert run(["check", "--env", "test_cli:Sick"]) == 3
     assert "rewards are finite: step 3" in capsys.readouterr().err
+
+
+def test_a_run_that_never_began_is_in_nobodys_way(trained, tmp_path, capsys):
+    """Catches: a folder that a wrong option leaves behind, and that has to be overwritten once the option is right; and a run
+    that is deleted for the sake of one that can't even begin."""
+    out = ["--out", str(tmp_path)]
+    for _ in range(2):  # a reward that is none of the classes is noticed at the first step
+        assert run(["train", "--env", "test_cli:Endless", "--reward-classes", "1", "2", *TINY, *out]) == 3
+        assert "which is none of reward_classes" in capsys.readouterr().err
+    shut = tmp_path / "default" / "Shut" / "seed0"
+    shutil.copytree(trained, shut)
+    assert run(["train", "--env", "test_cli:Shut", *TINY, *out, "--overwrite"]) == 3
+    assert read_jsonl(shut / "metrics.jsonl")
+
+
+def test_a_run_is_not_written_over_its_own_source(trained, capsys):
+    assert train("--out", str(trained.parents[2]), "--overwrite", "--from", str(trained / "checkpoints")) == 2
+    assert "would be written over it" in capsys.readouterr().err
+    assert read_jsonl(trained / "metrics.jsonl")
+
+
+def test_a_second_run_in_a_folder_is_refused(trained, capsys):
+    """Catches: --overwrite that deletes what another process is writing. A lock whose holder is gone is no obstacle."""
+    lock = Lock(trained)
+    lock.sign()
+    assert train("--out", str(trained.parents[2]), "--overwrite") == 2
+    assert re.search(rf"a run is going on there \(host .*, pid {os.getpid()}\)", capsys.readouterr().err)
+    lock.release()
+    assert (trained / "lock").exists()
+    assert train("--out", str(trained.parents[2])) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_a_fault_in_the_last_evaluation_leaves_what_was_learned(tmp_path, capsys):
+    """Catches: the only checkpoint written after the evaluation that fails, and one that is lost with a fault in training."""
+    for steps in ("150", "400"):
+        out = tmp_path / steps
+        command = ["train", "--env", "test_cli:Frail", *TINY, "--out", str(out), "--checkpoint-every-agent-steps", "0"]
+        assert run([*command, "--total-agent-steps", steps, "--eval-every-agent-steps", "0"]) == 3
+        assert "raised OSError: lost" in capsys.readouterr().err
+        folder = out / "default" / "Frail" / "seed0"
+        assert [int(p.name) for p in (folder / "checkpoints").iterdir()] == [min(int(steps), 200)]
+        assert json.loads((folder / "run.json").read_text())["ended"] == "failed"
+
+
+PROGRAM = """
+import os, signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that put us into the background has switched it off
+if {ignored}:
+    signal.signal({number}, signal.SIG_IGN)
+from dae.run import session
+plain = session.note_if_endless
+def noting(agent):
+    note = plain(agent)
+    def begins():
+        note()
+        threading.Timer(0.2, os.kill, (os.getpid(), {number})).start()
+        if {ignored}:
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    return begins
+session.note_if_endless = noting
+from dae.__main__ import main
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals of POSIX")
+@pytest.mark.parametrize(
+    ("name", "ignored", "code"), [("SIGINT", 0, 130), ("SIGTERM", 0, 143), ("SIGHUP", 0, 129), ("SIGHUP", 1, 143)]
+)
+def test_signals_end_a_run_even_in_an_evaluation_without_end(name, ignored, code, tmp_path):
+    """Catches: an evaluation that can't be stopped, a network that is lost, `nohup` undone, and an endless wait without a word."""
+    program = PROGRAM.format(number=int(getattr(signal, name)), ignored=ignored)
+    command = ["train", "--env", "test_cli:Endless", *TINY, "--out", str(tmp_path), "--checkpoint-every-agent-steps", "0"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    ended = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, timeout=120, env=env)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.count("--max-episode-agent-steps") == 1
+    assert ended.stderr.rstrip().endswith("dae: stopped")
+    folder = tmp_path / "default" / "Endless" / "seed0"
+    assert json.loads((folder / "run.json").read_text())["ended"] == "interrupted"
+    (checkpoint,) = (folder / "checkpoints").iterdir()
+    assert run(["export", str(checkpoint), "--to", str(tmp_path / "a.safetensors")]) == 0
+
+
+def test_a_diverged_run_ends_with_a_word(tmp_path, capsys):
+    """Catches: a run of NaN that ends as if all were well, and a checkpoint of it."""
+    assert train("--out", str(tmp_path), "--learning-rate", "100:1e-3, 101:1e30", "--checkpoint-every-agent-steps", "50") == 1
+    assert re.search(r"\ndae: learning has diverged: .* lower learning_rate.*\n$", capsys.readouterr().err)
+    folder = tmp_path / "default" / "dae-TMaze-v0" / "seed0"
+    assert json.loads((folder / "run.json").read_text())["ended"] == "failed"
+    assert [int(p.name) // 50 for p in (folder / "checkpoints").iterdir()] == [1, 2]
+
+
+def test_a_full_disk_is_said_in_one_line(tmp_path, monkeypatch, capsys):
+    """Catches: a traceback, a second one from closing the files, a torn checkpoint, an older one that is lost."""
+    plain = dae.run.checkpoint._write
+
+    def write(folder, *rest):
+        plain(folder, *rest)
+        if len(list(folder.parent.iterdir())) > 1:
+            monkeypatch.setattr("pathlib.Path.write_text", full)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(dae.run.checkpoint, "_write", write)
+    assert train("--out", str(tmp_path), "--checkpoint-every-agent-steps", "50") == 4
+    folder = tmp_path / "default" / "dae-TMaze-v0" / "seed0"
+    (complaint,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("dae: ")]
+    assert re.fullmatch(rf"dae: {folder}/checkpoints/\d+: can't be written: No space left on device", complaint)
+    (left,) = (folder / "checkpoints").iterdir()
+    assert len(list(left.iterdir())) == 3
+
+
+def test_all_presets_are_recorded():
+    """Catches: a --preset that is in force and not in run.json."""
+    options = _parse(Train, "train", ["--preset", "laptop", "--env", "X", "--preset", "luck-off", "frame-stack"])
+    assert options.preset == ("laptop", "luck-off", "frame-stack")
+    assert (options.config.objective.corrections, options.config.network.core, options.config.run.threads) == ("skill", "mlp", 1)
+
+
+@pytest.mark.parametrize(("text", "steps"), [("10k", 10_000), ("1.5M", 1_500_000), ("1e4", 10_000), ("70000", 70_000)])
+def test_agent_steps_may_be_short(text, steps):
+    for words in (["--total-agent-steps", text], [f"--total-agent-steps={text}"], ["--total_agent_steps", text]):
+        assert _parse(Train, "train", ["--env", "X", *words]).config.learning.total_agent_steps == steps
+    assert _parse(Train, "train", ["--env", "X", "--name", text]).config.run.name == text
+
+
+@pytest.mark.parametrize(("options", "said"), [({}, True), ({"preset": "laptop"}, False)])
+def test_the_papers_sizes_on_a_small_machine_are_remarked_on(options, said, tmp_path, capsys):
+    """Catches: a beginner whose run takes weeks, and a note to those who chose a preset."""
+    announce(DAE("dae/TMaze-v0", device="cpu", **options), tmp_path)
+    assert ("begin with --preset laptop" in capsys.readouterr().err) == said
+
+
+def test_what_metrics_can_t_be_read_is_said(trained, tmp_path, capsys):
+    """Catches: a traceback in `dae doctor` on files that something else wrote."""
+    for text, words in (
+        (b"null\n", "line 1 is no JSON object"),
+        (b'{"dae/adv_size": "large"}\n', "'dae/adv_size' is not a number"),
+        (b'{"dae/adv_size": null}\n', "'dae/adv_size' is not a number"),
+        (b"\xff\xfe\n", "is no text in UTF-8"),
+    ):
+        (tmp_path / "metrics.jsonl").write_bytes(text)
+        assert run(["doctor", str(tmp_path)]) == 5
+        assert words in capsys.readouterr().err
+    assert run(["doctor", str(tmp_path / "metrics.jsonl")]) == 5
+    assert "is a file" in capsys.readouterr().err
+    assert run(["doctor", ""]) == 2
+
+
+def test_the_doctor_does_not_praise_luck_that_is_off(trained, tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("corrections: skill")
+    for size, words in ((0.0, "luck is off so far"), (0.5, "luck centred")):
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(WELL | {"dae/luck_size": size, "dae/luck_mean": 0.0}))
+        assert run(["doctor", str(tmp_path)]) == 0
+        assert f"\nhealthy: predictions alive, {words}," in capsys.readouterr().out
+
+
+def test_an_export_replaces_plain_files_only(trained, tmp_path, capsys):
+    """Catches: a device that is replaced by a file, and a traceback."""
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    for to in (tmp_path / "link", tmp_path / "pipe", tmp_path, "."):
+        assert run(["export", str(trained), "--to", str(to)]) == 5
+        assert capsys.readouterr().err == f"dae: {to} is no regular file: it is not replaced; name another one\n"
+    assert run(["export", str(trained), "--to", str(tmp_path / "file" / "below")]) == 5
+    assert re.fullmatch(r"dae: .*below: can't be written: .*\n", capsys.readouterr().err)
+    assert (tmp_path / "file").read_text() == "old"
+    assert run(["export", str(trained), "--to", str(tmp_path / "file")]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "link", "pipe"]
+
+
+def test_tables_are_wrapped_and_never_cut(monkeypatch, capsys):
+    """Catches: an ellipsis in place of what was asked for; narrow tables where no terminal is."""
+    assert run(["describe", "--presets"]) == 0
+    assert max(len(line) for line in capsys.readouterr().out.splitlines()) > 120
+    monkeypatch.setenv("COLUMNS", "40")
+    for command in ("describe", "describe --presets", "describe --preset laptop --env dae/TMaze-v0"):
+        assert run(command.split()) == 0
+        shown = capsys.readouterr().out
+        assert "…" not in shown
+        assert max(len(line) for line in shown.splitlines()) <= 40
+
+
+INTERRUPTED = """
+import sys
+from importlib.abc import MetaPathFinder
+class Finder(MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name == "tyro":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+from dae.__main__ import main
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_output_that_can_t_be_written():
+    """Catches: tracebacks for a full disk behind stdout and for a terminal without ±, and `python -m dae` that is not there."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "dae", "describe", "--presets"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=env, timeout=60)
+    assert (ended.returncode, ended.stderr) == (4, "dae: the output: can't be written: No space left on device\n")
+    ended = subprocess.run(command, capture_output=True, text=True, env=env | {"PYTHONIOENCODING": "ascii"}, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, env=env, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, "dae: stopped\n")
+
+
+def test_tensorboard_that_is_asked_for_by_name(monkeypatch, capsys):
+    monkeypatch.setattr(dae.cli.importlib.util, "find_spec", lambda name: None)
+    assert run(["train", "--env", "dae/TMaze-v0", "--tensorboard"]) == 6
+    assert "pip install 'dae-rl[tensorboard]'" in capsys.readouterr().err

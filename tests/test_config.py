@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,6 +166,19 @@ def test_override_reaches_every_section_and_copies():
     assert cfg.override(seed=0).environment == cfg.environment
 
 
+def test_numbers_of_numpy_are_numbers():
+    """Catches: a seed drawn by NumPy that is refused, and one that is kept as NumPy's, which JSON and YAML can't write."""
+    cfg = Config().override(
+        num_envs=np.int64(3), seed=np.uint32(3), width=np.float32(0.5), stop_at_score=np.int16(4), total_agent_steps=np.float64(100),
+        burn_in_grad=np.bool_(True), core=np.str_("mlp"), reward_classes=[np.float32(0), np.int8(1)], eps_wta=np.float64(0.5),
+    )  # fmt: skip
+    assert cfg == Config().override(
+        num_envs=3, seed=3, width=0.5, stop_at_score=4, total_agent_steps=100, burn_in_grad=True, core="mlp", reward_classes=(0, 1), eps_wta="0.5"
+    )  # fmt: skip
+    assert {type(value) for value in cfg.flat().values()} <= {int, float, bool, str, list, dict, type(None)}
+    assert Config().override(reward_classes=np.array([0, 1])).environment.reward_classes == (0.0, 1.0)
+
+
 def test_what_is_written_is_read_back():
     """Catches: an option that `flat` or `nested` lose or change."""
     cfg = Config().override(
@@ -207,6 +221,11 @@ def test_what_is_written_is_read_back():
         ({"epsilon": "0:1, 1k:7"}, "epsilon=.*: must be between 0 and 1"),
         ({"eps_wta": "-1"}, "eps_wta=.*: must be between 0 and 1"),
         ({"learning_rate": "-1e-3"}, "learning_rate=.*: must be 0 or more"),
+        ({"threads": 99_999_999_999}, "threads=99999999999: must be between 0 and 1024"),
+        ({"name": "a" * 101}, r"name=a{20}\.\.\.: must have at most 100 characters"),
+        ({"stop_at_score": float("nan")}, "stop_at_score=nan: must be a finite number"),
+        ({"num_envs": np.float32(1.5)}, r"num_envs=1\.5: must be of type int"),
+        ({"num_envs": np.bool_(True)}, "num_envs=True: must be of type int"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(options, message):

@@ -15,7 +15,9 @@ WELL = {
 
 
 def said(**changes):
-    metrics = WELL | {("train/" if name == "loss_rec" else "dae/") + name: value for name, value in changes.items()}
+    metrics = WELL | {
+        ("train/" if name in ("loss_rec", "learning_rate") else "dae/") + name: value for name, value in changes.items()
+    }
     return [finding.what.split(":")[0] for finding in findings(metrics, ObjectiveConfig())]
 
 
@@ -36,6 +38,8 @@ def test_a_healthy_run_is_healthy():
         ({"return_variance": 5e-3}, "Var(G) is 0.005"),
         ({"state_drift": 0.9}, "stale states"),
         ({"adv_size": float("nan")}, "a number is not finite"),
+        ({"return_variance": 1e30}, "an absurd number"),
+        ({"learning_rate": 0.0}, "the learning rate is 0"),
     ],
 )
 def test_what_is_unhealthy_is_named(changes, what):

@@ -9,7 +9,7 @@ import torch
 from conftest import Counter, random_window, tiny_agent, tiny_config
 from dae.agent import Signals
 from dae.config import Config
-from dae.errors import ConfigError
+from dae.errors import ConfigError, FileError
 from dae.evaluate import evaluate
 from dae.ledger import COLUMNS, Diary, explain, write_ledger
 
@@ -82,6 +82,17 @@ def test_the_file(tmp_path, monkeypatch):
         assert sum(float(r["reward"]) for r in rows if r["episode"] == str(e)) == pytest.approx(episode.score, abs=1e-4)
     numbers = [[float(x) for r in csv.reader(text.splitlines()[1:]) for x in r] for text in (one, other)]
     np.testing.assert_allclose(*numbers, atol=1e-4)
+
+
+def test_only_files_are_replaced(tmp_path):
+    """Catches: `--ledger` that takes the place of a device."""
+    agent = tiny_agent()
+    _, diary = kept(agent, episodes=1)
+    (tmp_path / "link").symlink_to("/dev/null")
+    for path in (tmp_path / "link", tmp_path):
+        with pytest.raises(FileError, match="no regular file"):
+            write_ledger(path, agent, diary)
+    assert [p.name for p in tmp_path.iterdir()] == ["link"]
 
 
 def test_aligned_actors_are_refused():

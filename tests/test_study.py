@@ -328,3 +328,25 @@ def test_pictures_are_drawn(study, tmp_path):
     results = table.read_results(tmp_path / "results")
     for path in (draw_curves(results, tmp_path / "curves.png"), draw_jackpot(results, tmp_path / "jackpot.png")):
         assert path.stat().st_size > 5000
+
+
+def test_the_table_writes_only_what_it_is_asked_to(study, tmp_path, monkeypatch, capsys):
+    """Catches: tracked pictures that change because somebody looked at the table."""
+    pytest.importorskip("matplotlib")
+    for cell in study.cells(["full"]):
+        pretend(tmp_path / "work", cell)
+    merge(study, tmp_path / "work", tmp_path / "results")
+    monkeypatch.chdir(tmp_path)
+
+    def written(*options):
+        before = {p for p in tmp_path.rglob("*") if p.is_file()}
+        monkeypatch.setattr("sys.argv", ["table", "results", *options])
+        table.main()
+        assert "full agent" in capsys.readouterr().out
+        return {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} - {
+            str(p.relative_to(tmp_path)) for p in before
+        }
+
+    assert written() == set()
+    assert "results/table.md" in written("--pictures", "img")
+    assert (tmp_path / "img" / "tiny_curves.png").exists()

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from conftest import Counter, tiny_agent, tiny_config
 from dae.config import Config
 from dae.envs.gymnasium import EnvList
-from dae.errors import ConfigError
+from dae.errors import ConfigError, Diverged
 from dae.network import Inputs
 from dae.train import Seeds, Trainer, build_agent, pick_device, pick_reward_classes
 
@@ -472,6 +472,34 @@ def test_a_goal_reached_beside_training_ends_the_run():
     assert kinds[-3:] == ["eval", "train", "end"]
     assert kinds.count("eval") == 1
     assert run.agent_steps < 160
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_run_that_is_stopped_drops_its_evaluation(beside):
+    """Catches: an evaluation that must be waited for, one that is begun though the run is over, and one that is reported half."""
+    run, began = trainer(eval_beside=beside, eval_every_agent_steps=80), []
+    run.before_evaluation = lambda: began.append(run.agent_steps)
+    plain = run.agent.act
+
+    def act(*given):
+        run.stop = bool(began)  # while the evaluation plays its first step, or training its first step beside it
+        return plain(*given)
+
+    run.agent.act = act
+    kinds = [report.kind for report in run.run()]
+    assert (kinds[-1], set(kinds)) == ("end", {"train", "end"})
+    assert len(began) == 1
+    assert run.agent_steps <= began[0] + 4
+    assert run.running is None
+
+
+def test_losses_that_are_not_finite_end_the_run():
+    """Catches: NaN that is learned from to the end. The line that says so is still reported."""
+    run, reports = trainer(evaluation=False, learning_rate="0:1e-2, 80:1e-2, 81:1e30", log_every_agent_steps=20), []
+    with pytest.raises(Diverged, match=r"train/loss_\w+ is (nan|inf) after \d+ agent steps"):
+        reports.extend(run.run())
+    assert not math.isfinite(sum(reports[-1].metrics.values()))
+    assert reports[-1].agent_steps < 140
 
 
 # ---------------------------------------------------------------------------------------------------------- an early end

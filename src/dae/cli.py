@@ -1,10 +1,13 @@
-"""The command line. `dae VERB --help` lists every option; exit codes are those of dae.errors, 130 after Ctrl-C."""
+"""The command line. `dae VERB --help` lists every option; exit codes are those of dae.errors, 128 + its number after a signal."""
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
+import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +23,8 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from dae.config import OPTIONS, Config, Schedule, read_options
-from dae.errors import ConfigError, DaeError, nearest
+from dae.errors import ConfigError, DaeError, MissingExtra, Stopped, nearest
+from dae.files import failure
 from dae.presets import PRESETS, with_presets
 
 T = TypeVar("T")
@@ -149,12 +153,17 @@ VERBS: dict[str, type] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the `dae` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no ± gets a question mark
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 
 def run(argv: list[str]) -> int:
     """The exit code."""
     try:
+        if argv[:1] == ["help"] and len(argv) > 1:
+            argv = [argv[1], "--help"]
         if not argv or argv[0] in ("-h", "--help", "help"):
             return _overview()
         if argv[0] == "--version":
@@ -166,16 +175,38 @@ def run(argv: list[str]) -> int:
         if verb not in VERBS:
             raise ConfigError(f"no command '{verb}'{nearest(verb, VERBS)}; there are {', '.join(VERBS)}")
         options = _parse(VERBS[verb], verb, argv[1:])
-        return 0 if options is None else int(_ACTIONS[verb](options))
+        code = 0 if options is None else int(_ACTIONS[verb](options))
+        sys.stdout.flush()  # what can't be written is to be noticed here
+        return code
     except DaeError as error:
-        print(f"dae: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("dae: stopped", file=sys.stderr)
-        return 130
+        return _complain(error)
+    except KeyboardInterrupt as stopped:
+        _tell("dae: stopped")
+        return stopped.exit_code if isinstance(stopped, Stopped) else 130
     except BrokenPipeError:  # whoever read our output, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as error:
+        _drop_output()
+        return _complain(failure(error.filename or "the output", error))
+
+
+def _complain(error: DaeError) -> int:
+    _tell(f"dae: {error}")
+    return error.exit_code
+
+
+def _tell(line: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone: the exit code still tells
+        print(line, file=sys.stderr)
+
+
+def _drop_output() -> None:
+    """What is in stdout's buffer and can't be written must not be tried again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # ---------------------------------------------------------------------------------------------------------------- the verbs
@@ -253,7 +284,7 @@ def describe(options: Describe) -> int:
     """`dae describe`."""
     from dae import describe as pages
 
-    console = Console()
+    console = _console()
     if options.presets:
         console.print(pages.presets_table())
     elif not options.config.environment.env:
@@ -268,17 +299,20 @@ def doctor(options: Doctor) -> int:
     """`dae doctor`."""
     from dae.run.session import examine
 
+    if not options.path:
+        raise ConfigError("no run given: dae doctor RUN")
     found, numbers = examine(Path(options.path), options.last)
     table = Table(box=box.SIMPLE_HEAD, title=f"health over the last {options.last:.0%} of {options.path}", title_justify="left")
     table.add_column("number")
     table.add_column("mean", justify="right")
     for name, value in numbers.items():
         table.add_row(name, f"{value:.4g}")
-    Console().print(table)
+    _console().print(table)
     for finding in found:
         print(f"unhealthy: {finding.what}\n   remedy: {finding.remedy}")
     if not found:
-        print("healthy: predictions alive, luck centred, temperature in range, returns vary, states fresh")
+        luck = "luck centred" if numbers.get("dae/luck_size") else "luck is off so far"
+        print(f"healthy: predictions alive, {luck}, temperature in range, returns vary, states fresh")
     return 0
 
 
@@ -307,6 +341,11 @@ def bench(options: Bench) -> int:
     return 0
 
 
+def _console() -> Console:
+    """As wide as the terminal; where there is none, wide enough for most tables, as others will read it."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
+
+
 _ACTIONS: dict[str, Callable[[Any], int]] = {
     "train": train, "eval": evaluate, "play": play, "check": check, "describe": describe, "doctor": doctor, "export": export,
     "bench": bench,
@@ -318,32 +357,51 @@ _ACTIONS: dict[str, Callable[[Any], int]] = {
 
 def _parse(kind: type[T], verb: str, argv: list[str]) -> T | None:
     """The options of a verb; presets first, so that single options override them. None: help was shown."""
+    argv = [_expanded(word, before) for before, word in zip(["", *argv], argv, strict=False)]
     default: Any = None
+    names: list[str] = []
     if any(f.name == "preset" for f in dataclasses.fields(kind)):  # type: ignore[arg-type]
         names, file = _values(argv, "--preset"), _values(argv, "--file")
         base = read_options(Path(file[-1])) if file and kind is Train else None
         default = kind(preset=tuple(names), config=with_presets(names, base))  # type: ignore[call-arg]
+    if kind is Train and "--tensorboard" in argv and importlib.util.find_spec("tensorboard") is None:
+        raise MissingExtra("--tensorboard", "tensorboard")  # asked for by name; by default its files are left out in silence
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(kind, args=argv, prog=f"dae {verb}", default=default, registry=_registry())
+            options = tyro.cli(kind, args=argv, prog=f"dae {verb}", default=default, registry=_registry())
     except SystemExit as stop:
         if not stop.code:
             return None
         raise ConfigError(_one_line(complaint.getvalue(), argv, kind)) from None
+    # Of a --preset given twice tyro knows the last; all of them are in force.
+    return dataclasses.replace(options, preset=tuple(names)) if names else options
+
+
+def _expanded(word: str, before: str) -> str:
+    """`10k`, `1.5M` and `1e4` as whole numbers, where a number of agent steps is expected."""
+    option, equals, text = word.rpartition("=")
+    number = re.fullmatch(r"(\d+\.?\d*(?:e\d{1,2})?)([kM]?)", text)
+    if number is None or not re.fullmatch(r"--[\w-]+[-_]agent[-_]steps", option if equals else before):
+        return word
+    count = float(number[1]) * {"": 1, "k": 1_000, "M": 1_000_000}[number[2]]
+    return f"{option}{equals}{int(count)}" if count == int(count) and not number[0].isdigit() else word
 
 
 def _values(argv: list[str], option: str) -> list[str]:
     """What is given to an option that must be known before the others are read."""
     names: list[str] = []
     for i, word in enumerate(argv):
+        given: list[str] = []
         if word == option:
-            for value in argv[i + 1 :]:
-                if value.startswith("-"):
-                    break
-                names.append(value)
+            given = list(itertools.takewhile(lambda value: not value.startswith("-"), argv[i + 1 :]))
         elif word.startswith(f"{option}="):
-            names += word.removeprefix(f"{option}=").split()
+            given = word.removeprefix(f"{option}=").split()
+        else:
+            continue
+        if not given:
+            raise ConfigError(f"{option} needs a value" + (f": {', '.join(PRESETS)}" if option == "--preset" else ""))
+        names += given
     return names
 
 
@@ -358,10 +416,22 @@ def _one_line(box: str, argv: list[str], kind: type) -> str:
     if not text.startswith("Unrecognized"):
         return text
     unknown = [word.split("=")[0] for word in argv if word.startswith("--") and word in text]
+    if not unknown:
+        return _stray(text.split(":", 1)[-1].split()[0], argv, kind)
     own = [f.name for f in dataclasses.fields(kind)]
     names = [*own, *OPTIONS] if "config" in own else own
     hints = [nearest(word, [f"--{name.replace('_', '-')}" for name in names if name != "config"]) for word in unknown]
-    return f"no option {' '.join(unknown) or text}" + next((h for h in hints if h), "")
+    return f"no option {' '.join(unknown)}" + next((h for h in hints if h), "")
+
+
+def _stray(word: str, argv: list[str], kind: type) -> str:
+    """What to say of a word that belongs to no option."""
+    before = argv[argv.index(word) - 1] if word in argv[1:] else ""
+    if before.startswith("--") and "=" not in before:
+        return f"{word}: {before} takes no value"
+    if any(f.name == "path" for f in dataclasses.fields(kind)):
+        return f"{word}: one path is enough; options have names"
+    return f"{word}: options have names (did you mean --{'preset' if word in PRESETS else 'env'} {word}?)"
 
 
 def _registry() -> ConstructorRegistry:

@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
 import yaml
 
 from dae.errors import ConfigError, FileError, nearest
 
 _UNITS = {"": 1, "k": 1_000, "M": 1_000_000}
+LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -276,6 +278,11 @@ class Config:
             )
         if not re.fullmatch(r"[\w.+-]+", self.run.name) or self.run.name.startswith("."):
             raise ConfigError(f"name={self.run.name!r}: must be of letters, digits, '_', '-', '+' and '.', and not begin with '.'")
+        if len(self.run.name) > LONGEST_NAME:
+            raise ConfigError(f"name={self.run.name[:20]}...: must have at most {LONGEST_NAME} characters, for it names a folder")
+        goal = self.acting.stop_at_score
+        if goal is not None and not math.isfinite(goal):
+            raise ConfigError(f"stop_at_score={goal}: must be a finite number")
         if self.acting.behaviour == "aligned" and self.objective.stored_states:
             raise ConfigError("behaviour=aligned needs stored_states=False: a stored state remembers what the actor has forgotten")
         classes = self.environment.reward_classes
@@ -366,10 +373,11 @@ _LIMITS: list[tuple[str, Callable[[Any], bool], str]] = [
     )),
     *((name, _not_negative, "0 or more") for name in (
         "burn_in_steps", "train_steps", "min_replay_agent_steps", "eval_every_agent_steps", "checkpoint_every_agent_steps",
-        "seed", "threads", "max_episode_agent_steps", "stop_after_agent_steps", "stop_after_minutes",
+        "seed", "max_episode_agent_steps", "stop_after_agent_steps", "stop_after_minutes",
         "beta_prior", "beta_rec", "beta_kl", "beta_reward",
         "temperature_lr_multiplier", "learning_rate",
     )),
+    ("threads", lambda x: 0 <= x <= 1024, "between 0 and 1024"),
     *((name, _positive, "above 0") for name in ("width", "variance_floor", "adam_eps")),
     *((name, lambda x: 0 <= x < 1, "at least 0 and below 1") for name in ("discount", "ema_decay", "adam_beta1", "adam_beta2")),
     *((name, _share, "between 0 and 1") for name in ("eval_epsilon", "luck_from_eps_wta", "epsilon", "eps_wta")),
@@ -384,9 +392,14 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
+def _native(value: Any) -> Any:
+    """Python's own number for one of NumPy's, and a list for an array."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+
+
 def _coerce(name: str, value: Any) -> Any:
     """The value as the option's type; strict, so that a wrong type is an error here and not a surprise later."""
-    kind = _FIELDS[name].type
+    kind, value = _FIELDS[name].type, _native(value)
     if kind is Schedule:
         return value if isinstance(value, Schedule) else Schedule.parse(str(value))
     if kind is bool and isinstance(value, bool):
@@ -404,9 +417,10 @@ def _coerce(name: str, value: Any) -> Any:
         return None if value is None else float(value)
     choices = getattr(kind, "__args__", ())
     if name == "reward_classes" and isinstance(value, list | tuple):
-        if all(isinstance(x, int | float) and math.isfinite(x) for x in value):
-            return tuple(float(x) for x in value)
-        raise ConfigError(f"reward_classes={list(value)}: must be finite numbers")
+        numbers = [_native(x) for x in value]
+        if all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
+            return tuple(float(x) for x in numbers)
+        raise ConfigError(f"reward_classes={numbers}: must be finite numbers")
     if name == "env_kwargs" and isinstance(value, Mapping):
         return dict(value)
     if getattr(kind, "__origin__", None) is Literal:

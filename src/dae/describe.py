@@ -32,11 +32,11 @@ def paper_table(actions: int = 18) -> Table:
         title=f"parameters, 84x84x4, {actions} actions (the paper's table in millions in brackets)",
         title_justify="left",
     )
-    table.add_column("component")
+    table.add_column("component", overflow="fold")
     widths = (1, 2, 4, 8)
     columns = [component_sizes(Config().override(width=m), ATARI_SPEC, actions, (-1.0, 0.0, 1.0)) for m in widths]
     for m in widths:
-        table.add_column(f"m={m}", justify="right")
+        table.add_column(f"m={m}", justify="right", overflow="fold")
     for row in columns[0]:
         paper = PAPER_MILLIONS.get(row)
         millions = [paper[m] if isinstance(paper, dict) else paper for m in widths]
@@ -50,7 +50,7 @@ def presets_table() -> Table:
     """Every preset and what it changes."""
     table = Table(box=box.SIMPLE_HEAD, title="presets", title_justify="left")
     for column in ("preset", "what it is", "options"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for name, (what, options) in PRESETS.items():
         table.add_row(name, what, ", ".join(f"{k}={v}" for k, v in options.items()))
     return table
@@ -59,8 +59,8 @@ def presets_table() -> Table:
 def protocol_table(source: EnvSource) -> Table:
     """What was decided about the environment."""
     table = Table(box=box.SIMPLE_HEAD, title=f"{source.name}: protocol", title_justify="left")
-    table.add_column("what")
-    table.add_column("value")
+    table.add_column("what", overflow="fold")
+    table.add_column("value", overflow="fold")
     for name, value in source.protocol.items():
         table.add_row(name.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
     return table
@@ -74,16 +74,16 @@ def agent_tables(cfg: Config) -> Iterator[Table]:
     classes = pick_reward_classes(cfg, declared_reward_classes(env))
     env.close()
     sizes = Table(box=box.SIMPLE_HEAD, title=f"{source.name}: {actions} actions", title_justify="left")
-    sizes.add_column("component")
-    sizes.add_column("parameters", justify="right")
+    sizes.add_column("component", overflow="fold")
+    sizes.add_column("parameters", justify="right", overflow="fold")
     for row, count in component_sizes(cfg, spec, actions, classes).items():
         sizes.add_row(row, f"{count:,}")
     yield sizes
     if source.protocol:
         yield protocol_table(source)
     about = Table(box=box.SIMPLE_HEAD, title="in force", title_justify="left")
-    about.add_column("what")
-    about.add_column("value")
+    about.add_column("what", overflow="fold")
+    about.add_column("value", overflow="fold")
     for name, part in spec.items():
         about.add_row(f"observation '{name}'", f"{part.shape} {str(part.dtype).removeprefix('torch.')} x {part.scale:.4g}")
     about.add_row("rewards", f"classes {list(classes)}" if classes else "general (any number)")

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from dae.agent import Signals
 
 
+ABSURD = 1e9
+"""Nothing that is logged is of this size where anything is learned."""
+
+
 @torch.no_grad()
 def update_metrics(
     weighted: dict[str, Tensor], parts: dict[str, Tensor], log_temperature: Tensor, s: "Signals"
@@ -111,8 +115,12 @@ def findings(metrics: Mapping[str, float], objective: ObjectiveConfig) -> list[F
         "a longer burn_in_steps, a smaller replay_agent_steps, or a lower learning rate",
     )
     note(
-        not all(math.isfinite(v) for v in m.values()),
-        "a number is not finite",
-        "look for huge rewards or observations; lower the learning rate",
+        m.get("train/learning_rate", 1.0) == 0,
+        "the learning rate is 0: nothing is learned",
+        "look at its schedule; it may rise later than the run lasts",
     )
+    odd = next((name for name, value in m.items() if not math.isfinite(value)), "")
+    note(bool(odd), f"a number is not finite: {odd}", "look for huge rewards or observations; lower the learning rate")
+    huge = next((name for name, value in m.items() if math.isfinite(value) and abs(value) > ABSURD), "")
+    note(bool(huge), f"an absurd number: {huge} is {m.get(huge, 0.0):.2g}", "scale rewards and observations to a size around 1")
     return found

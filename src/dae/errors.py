@@ -1,13 +1,20 @@
 """Errors that a user can act on: one line each, and the exit code that the command line ends with."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import re
+import signal
+from collections.abc import Iterable, Iterator
 
 
 class DaeError(Exception):
     """Something outside the program is wrong. The message is one line and says what to do."""
 
     exit_code = 1
+
+
+class Diverged(DaeError):
+    """Learning has come to numbers that are not finite; nothing good will come of it any more."""
 
 
 class ConfigError(DaeError):
@@ -41,6 +48,26 @@ class MissingExtra(DaeError):
 
     def __init__(self, feature: str, extra: str):
         super().__init__(f"{feature} needs an extra: pip install 'dae-rl[{extra}]'")
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal ended a run, between two steps; the exit code is the shell's for that signal."""
+
+    def __init__(self, number: int = signal.SIGINT):
+        super().__init__()
+        self.exit_code = 128 + number
+
+
+@contextlib.contextmanager
+def enough_memory(what: str) -> Iterator[None]:
+    """One line where there is not. PyTorch has an exception of its own for CUDA only; elsewhere its words must tell."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, TypeError, OverflowError) as error:
+        text = " ".join(str(error).split("\n")[0].split())
+        if not (isinstance(error, MemoryError) or re.search("allocate|out of memory|[Oo]verflow", text)):
+            raise
+        raise ResourceError(f"{what}: not enough memory ({text[:200]})") from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

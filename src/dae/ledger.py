@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dae.agent import Agent, Signals
 from dae.errors import ConfigError
+from dae.files import whole_file
 from dae.network import Inputs
 from dae.replay import Window
 
@@ -120,9 +121,7 @@ def accounts(agent: Agent, diary: Diary, reward_scale: float = 1.0) -> Iterator[
 
 def write_ledger(path: Path, agent: Agent, diary: Diary, reward_scale: float = 1.0) -> None:
     """One CSV row for each step of each episode."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", newline="") as file:
+    with whole_file(path) as partial, partial.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         episode = 0
@@ -130,7 +129,6 @@ def write_ledger(path: Path, agent: Agent, diary: Diary, reward_scale: float = 1
             for b in range(account.valid.shape[1]):
                 writer.writerows(_rows(account, b, episode))
                 episode += 1
-    partial.replace(path)
 
 
 def _rows(account: Account, b: int, episode: int) -> Iterator[list[object]]:

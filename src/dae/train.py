@@ -1,6 +1,8 @@
 """The run: collect, learn, evaluate. No maths, no files: what happened comes out as `Report`s."""
 
 import copy
+import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,11 +17,14 @@ from dae.collect import Collector, Episode
 from dae.config import Config
 from dae.encoders import ObsSpec
 from dae.envs.gymnasium import AnyEnv, Envs, EnvSource
-from dae.errors import ConfigError
+from dae.errors import ConfigError, Diverged, enough_memory
 from dae.evaluate import Evaluation
 from dae.graphs import Captured
 from dae.network import Network, RecurrentCore, Sizes, make_sizes
 from dae.replay import Replay
+
+COPIES = 5
+"""Of all weights, in a learner: two networks, the gradient, and Adam's two moments."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,12 @@ def pick_reward_classes(cfg: Config, declared: tuple[float, ...]) -> tuple[float
     return () if mode == "general" else given or declared
 
 
+def physical_memory() -> float:
+    """Bytes of this machine, used or not; no limit where the system does not tell."""
+    known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else math.inf
+
+
 def network_sizes(cfg: Config, num_actions: int, reward_classes: tuple[float, ...]) -> Sizes:
     """Everything that fixes the network's shape, gathered from the sections it is spread over."""
     return make_sizes(
@@ -85,9 +96,19 @@ def network_sizes(cfg: Config, num_actions: int, reward_classes: tuple[float, ..
 
 def build_agent(cfg: Config, spec: ObsSpec, num_actions: int, reward_classes: tuple[float, ...]) -> Agent:
     """Network, slow network and optimiser, from the run's seed."""
+    sizes = f"width={cfg.network.width:g}, core_dim={cfg.network.core_dim}, num_outcomes={cfg.objective.num_outcomes}"
+    with enough_memory(f"a network of {sizes} and the like"):
+        return _build_agent(cfg, spec, network_sizes(cfg, num_actions, reward_classes))
+
+
+def _build_agent(cfg: Config, spec: ObsSpec, sizes: Sizes) -> Agent:
     with torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):  # counted before it is made: Linux promises memory that it does not have, and kills who uses it
+            weights = sum(weight.numel() for weight in Network(spec, sizes).parameters())
+        if COPIES * 4 * weights > physical_memory():
+            raise MemoryError(f"{weights:,} weights, of which a learner needs {COPIES} copies")
         torch.manual_seed(int(Seeds.of(cfg.run.seed).network.generate_state(1)[0]))
-        network = Network(spec, network_sizes(cfg, num_actions, reward_classes))
+        network = Network(spec, sizes)
     if cfg.run.fast and isinstance(network.core, RecurrentCore):
         network.core.lstm.implementation = "auto"
     run, precision = cfg.run, {"float32": torch.float32, "bfloat16": torch.bfloat16}[cfg.run.precision]
@@ -114,7 +135,11 @@ class Trainer:
         zero = torch.zeros((), device=agent.device)
         self.signals = Signals(zero.clone(), zero.clone(), zero.clone(), zero + 1)
         self.stop = False
-        """Set it, from a callback or a signal handler, to end the run between two steps."""
+        """Set it, from a callback or a signal handler, to end the run between two steps; an evaluation is dropped."""
+        self.before_evaluation: Callable[[], None] = lambda: None
+        """Called when an evaluation begins."""
+        self.ended = False
+        """No more is to be learned: only the last evaluation may be left."""
         self.running: Scoring | None = None
         """The evaluation that goes on beside training (`eval_beside`)."""
         self.eval_seconds = 0.0
@@ -145,14 +170,16 @@ class Trainer:
             before = self.agent_steps
             episodes += self.step()
             late = run.stop_after_minutes > 0 and time.monotonic() - began >= 60 * run.stop_after_minutes
-            ended = late or self.agent_steps >= self.cfg.last_agent_step
-            over = ended or self.stop
+            self.ended = late or self.agent_steps >= self.cfg.last_agent_step
+            over = self.ended or self.stop
             if over:
                 self.catch_up()
             if over or passed(before, self.agent_steps, run.log_every_agent_steps):
-                yield self.report(episodes)
+                report = self.report(episodes)
                 episodes = []
-            due = ended or passed(before, self.agent_steps, acting.eval_every_agent_steps)
+                yield report
+                refuse_divergence(report)
+            due = self.ended or passed(before, self.agent_steps, acting.eval_every_agent_steps)
             for scored in self.evaluations(due, wait=over or not acting.eval_beside):
                 yield scored
                 if not over and self.reached(scored):
@@ -258,12 +285,15 @@ class Trainer:
         if self.running is not None and (self.running.finish() if due else not self.running.advance()):
             reports.append(self.running.report())
             self.running = None
-        if due:
+        if due and not self.stop:
+            self.before_evaluation()
             self.running = Scoring(self, snapshot=not wait)
-            if wait:
-                self.running.finish()
+            if wait and self.running.finish():
                 reports.append(self.running.report())
                 self.running = None
+        if self.stop and self.running is not None:
+            self.running.close()
+            self.running = None
         self.eval_seconds += time.perf_counter() - began
         return reports
 
@@ -272,7 +302,7 @@ class Scoring:
     """An evaluation of the agent as it is now, in the middle of a run."""
 
     def __init__(self, run: Trainer, snapshot: bool):
-        acting, self.agent_steps, self.updates = run.cfg.acting, run.agent_steps, run.updates
+        self.run, acting, self.agent_steps, self.updates = run, run.cfg.acting, run.agent_steps, run.updates
         self.evaluation: Evaluation | None = None
         if run.eval_source is not None:
             self.evaluation = Evaluation(
@@ -285,9 +315,10 @@ class Scoring:
         return self.evaluation is not None and self.evaluation.advance()
 
     def finish(self) -> bool:
-        """All that is left of it. True, then: it has ended."""
+        """All that is left of it. True, then: it has ended; False where the run was stopped first."""
         while self.advance():
-            pass
+            if self.run.stop:
+                return False
         return True
 
     def report(self) -> Report:
@@ -300,6 +331,16 @@ class Scoring:
         """Close the environments."""
         if self.evaluation is not None:
             self.evaluation.close()
+
+
+def refuse_divergence(report: Report) -> None:
+    """Losses that are not finite stay so: the weights have gone with them."""
+    for name, value in report.metrics.items():
+        if "loss_" in name and not math.isfinite(value):
+            raise Diverged(
+                f"learning has diverged: {name} is {value} after {report.agent_steps:,} agent steps; lower learning_rate, or look "
+                "for huge rewards or observations"
+            )
 
 
 def passed(before: int, now: int, every: int) -> bool:

@@ -24,9 +24,11 @@ from torch import Tensor
 
 from dae.config import Config
 from dae.encoders import ObsPart, ObsSpec
-from dae.errors import FileError
+from dae.errors import ConfigError, Diverged, FileError
+from dae.files import whole_file, writing
 
 FORMAT = 1
+FILES = ("agent.safetensors", "checkpoint.json", "manifest.json")
 _DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
 ACTING_PARTS = ("encoder.", "prev_action.", "prev_reward.", "core.", "adv.")
 
@@ -77,23 +79,48 @@ class Blueprint:
 
 
 def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], blueprint: Blueprint, more: Mapping[str, Any]) -> Path:
-    """Write the checkpoint `folder`, whole or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial / "agent.safetensors")
-    (partial / "checkpoint.json").write_text(json.dumps({**blueprint.to_json(), **more}, indent=1))
-    names = ("agent.safetensors", "checkpoint.json")
-    manifest = {name: {"bytes": (partial / name).stat().st_size, "sha256": digest(partial / name)} for name in names}
-    (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    for path in (*partial.iterdir(), partial):
-        sync(path)
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
-    sync(folder.parent)
+    """Write the checkpoint `folder`, whole or not at all. What is there already is replaced only if it is a checkpoint, or empty."""
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise Diverged(
+                f"learning has diverged: '{name}' is not finite, so {folder} is not written; lower learning_rate, or look for huge "
+                "rewards or observations"
+            )
+    with writing(folder):
+        _refuse_what_is_not_ours(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir()
+            _write(partial, tensors, {**blueprint.to_json(), **more})
+            if folder.exists():
+                shutil.rmtree(folder)
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # of a save that failed; else it is not there any more
+        sync(folder.parent)
     return folder
+
+
+def _refuse_what_is_not_ours(folder: Path) -> None:
+    if folder.name in ("", ".."):
+        raise ConfigError(f"{str(folder)!r} names no folder that could be made: give the checkpoint a name")
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise ConfigError(f"{folder} is no folder: choose another name for the checkpoint")
+    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if there and not ("manifest.json" in there and there <= set(FILES)):
+        raise ConfigError(f"{folder} holds something that is no checkpoint: it is not replaced; choose another name")
+
+
+def _write(folder: Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, folder / "agent.safetensors")
+    (folder / "checkpoint.json").write_text(json.dumps(description, indent=1))
+    names = ("agent.safetensors", "checkpoint.json")
+    manifest = {name: {"bytes": (folder / name).stat().st_size, "sha256": digest(folder / name)} for name in names}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    for path in (*folder.iterdir(), folder):
+        sync(path)
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Blueprint, dict[str, Any]]:
@@ -111,10 +138,15 @@ def latest_checkpoint(path: Path) -> Path:
     """`path` itself, or the newest checkpoint of the run folder `path`."""
     if (path / "checkpoint.json").is_file():
         return path
-    found = sorted(p for p in (path / "checkpoints").glob("*") if p.name.isdigit() and (p / "manifest.json").is_file())
-    if not found:
-        raise FileError(f"{path}: neither a run folder with checkpoints, nor a checkpoint, nor an exported agent")
-    return max(found, key=lambda p: int(p.name))
+    folders = sorted((p for p in (path / "checkpoints").glob("*") if p.name.isdigit()), key=lambda p: int(p.name))
+    found = [p for p in folders if (p / "manifest.json").is_file()]
+    if found:
+        return found[-1]
+    if folders:
+        raise FileError(f"{folders[-1] / 'manifest.json'}: is missing: this checkpoint is not whole, and there is no other")
+    if path.resolve().name == "checkpoints":
+        raise FileError(f"{path}: give the run folder that it is in, {path.resolve().parent}, or one of the checkpoints in it")
+    raise FileError(f"{path}: neither a run folder with checkpoints, nor a checkpoint, nor an exported agent")
 
 
 def export(path: Path, tensors: Mapping[str, Tensor], blueprint: Blueprint) -> Path:
@@ -123,10 +155,8 @@ def export(path: Path, tensors: Mapping[str, Tensor], blueprint: Blueprint) -> P
     for name, tensor in acting.items():
         if not tensor.isfinite().all():
             raise FileError(f"{path}: the weights '{name}' do not fit into 16 bit")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    save_file(acting, partial, metadata={"dae": json.dumps(blueprint.to_json())})
-    os.replace(partial, path)
+    with whole_file(path) as partial:
+        save_file(acting, partial, metadata={"dae": json.dumps(blueprint.to_json())})
     return path
 
 

@@ -27,7 +27,7 @@ def make_rendering(source: EnvSource) -> AnyEnv:
 
 
 def learning_curve(folder: Path, title: str) -> Path:
-    """`curve.png`: training episodes as points, evaluation as mean and 95% interval, and what the model says of itself."""
+    """`curve.png`: training episodes and their running mean, evaluations with a 95% interval, and what the model says of itself."""
     if not have("matplotlib"):
         raise MissingExtra("the learning curve", "plots")
     import matplotlib as mpl
@@ -37,15 +37,12 @@ def learning_curve(folder: Path, title: str) -> Path:
 
     episodes, metrics, points = (read_jsonl(folder / f"{n}.jsonl") for n in ("episodes", "metrics", "eval"))
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), height_ratios=(2, 1), sharex=True, constrained_layout=True)
-    top.plot(
-        [e["agent_steps"] for e in episodes],
-        [e["score"] for e in episodes],
-        ".",
-        ms=2,
-        alpha=0.35,
-        color="tab:grey",
-        label="training episodes",
-    )
+    ended, paid = [e["agent_steps"] for e in episodes], [e["score"] for e in episodes]
+    top.plot(ended, paid, ".", ms=2, alpha=0.35, color="tab:grey", label="training episodes")
+    window = min(100, max(1, len(episodes) // 10))
+    if window > 1:  # where scores are 0 or 1, points alone are two lines
+        mean = np.convolve(paid, np.ones(window) / window, "valid")
+        top.plot(ended[window - 1 :], mean, color="0.3", lw=1.2, label=f"mean of the last {window}")
     steps = sorted({e["agent_steps"] for e in points})
     scores = [np.array([e["score"] for e in points if e["agent_steps"] == s]) for s in steps]
     if steps:
@@ -61,15 +58,15 @@ def learning_curve(folder: Path, title: str) -> Path:
             label=f"evaluation, {len(scores[-1])} episodes",
         )
     top.set_ylabel("score")
-    top.set_title(title)
-    top.legend(loc="best", frameon=False)
+    figure.suptitle(title)
     learned = [m for m in metrics if "dae/adv_size" in m]
     for name, label, colour in (("dae/adv_size", "skill |A|", "tab:green"), ("dae/luck_size", "luck |B|", "tab:orange")):
         bottom.plot([m["agent_steps"] for m in learned], [m[name] for m in learned], color=colour, label=label)
     bottom.set_xlabel("agent steps")
     bottom.set_ylabel("size (rms)")
-    bottom.legend(loc="best", frameon=False)
     for axes in (top, bottom):
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, borderaxespad=0.2)  # above, over no points
         axes.spines[["top", "right"]].set_visible(False)
     path = folder / "curve.png"
     figure.savefig(path, dpi=120)

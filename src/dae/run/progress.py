@@ -1,5 +1,6 @@
 """What a person sees while a run goes on: a live panel on a terminal, plain lines elsewhere."""
 
+import contextlib
 import sys
 import time
 from collections import deque
@@ -42,7 +43,8 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         if self._live:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
 
     def show(self, report: Report, eval_seconds: float = 0.0) -> dict[str, float]:
         """Take in a report, draw, and return the numbers on time and score for the record.
@@ -61,7 +63,8 @@ class Progress:
                 self.metrics = report.metrics
         elif report.episodes:
             self.evals.append((report.agent_steps, sum(e.score for e in report.episodes) / len(report.episodes)))
-        self._draw(report)
+        with contextlib.suppress(OSError):  # a terminal that was closed does not end the run
+            self._draw(report)
         return self._numbers(report, now) | {"time/eval_seconds": eval_seconds}
 
     def _numbers(self, report: Report, now: float) -> dict[str, float]:
@@ -89,18 +92,18 @@ class Progress:
             )
         elif report.kind == "train":
             score = f"{sum(self.scores) / len(self.scores):.4g}" if self.scores else "-"
-            left = self._left()
             print(
-                f"{self.steps:>10,} steps  {self.speed:>7,.0f}/s  {left} left  score {score}  {self._health()}",
+                f"{self.steps:>10,} steps  {self.speed:>7,.0f}/s  {self._left()}score {score}  {self._health()}",
                 file=sys.stderr,
                 flush=True,
             )
 
     def _left(self) -> str:
-        if not self.speed:
-            return "?"
+        """Nothing before the first updates: steps without them are quick, and tell nothing of those to come."""
+        if not (self.speed and self.updates):
+            return ""
         seconds = round((self.total - self.steps) / self.speed)
-        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left  "
 
     def _health(self) -> str:
         m = self.metrics
@@ -122,7 +125,7 @@ class Progress:
             else "no episode has ended yet"
         )
         grid.add_row("steps", f"{self.steps:,} of {self.total:,}   {self.updates:,} updates")
-        grid.add_row("speed", f"{self.speed:,.0f} steps/s   {self._left()} left")
+        grid.add_row("speed", f"{self.speed:,.0f} steps/s   {self._left()}")
         grid.add_row("training", score)
         if self.evals:
             values = [v for _, v in self.evals]

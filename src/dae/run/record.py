@@ -1,5 +1,6 @@
 """The run folder: OUT/NAME/ENV/seedSEED with config.yaml, run.json and three append-only JSONL files."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -18,12 +19,47 @@ import yaml
 
 from dae.config import Config
 from dae.errors import ConfigError, FileError
+from dae.files import whole_file, writing
+from dae.run.checkpoint import read_json
+from dae.run.lock import LOCK, Lock
 from dae.train import Report
 
 
 def run_folder(cfg: Config, env_name: str) -> Path:
     """OUT/NAME/ENV/seedSEED."""
     return Path(cfg.run.out) / cfg.run.name / env_name.replace("/", "-").replace(":", "-") / f"seed{cfg.run.seed}"
+
+
+def refuse_taken(folder: Path, overwrite: bool, mine: bool = False) -> None:
+    """A folder where something is that may not be replaced, or where a run is going on (whose lock is not `mine`)."""
+    with writing(folder):
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is a file: choose another --name or --out")
+        if not mine and (folder / LOCK).is_file():
+            Lock(folder).release()
+        there = {path.name for path in folder.iterdir()} - {LOCK} if folder.exists() else set()
+    if there and "run.json" not in there:
+        raise ConfigError(f"{folder} holds something that is no run: it is not overwritten; choose another --name or --out")
+    if there and not overwrite and not _never_began(folder):
+        raise ConfigError(f"{folder} already holds a run: choose another --name or --seed, or give --overwrite")
+
+
+def _never_began(folder: Path) -> bool:
+    """Whether its run failed before there was anything to keep: a wrong option or environment, which is tried again."""
+    try:
+        failed = read_json(folder / "run.json").get("ended") == "failed"
+    except (FileError, AttributeError):
+        return False
+    return failed and not read_jsonl(folder / "metrics.jsonl") and not (folder / "checkpoints").exists()
+
+
+def _clear(folder: Path) -> None:
+    """All but the lock, which is held."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
 
 
 class Tracker(Protocol):
@@ -36,33 +72,38 @@ class Tracker(Protocol):
 class Recorder:
     """Writes reports as they come; every line is whole when it is on disk."""
 
-    def __init__(self, folder: Path, trackers: list[Tracker], frames_per_agent_step: int = 1):
-        self.folder, self.trackers, self.frames = folder, trackers, frames_per_agent_step
+    def __init__(self, folder: Path, lock: Lock, trackers: list[Tracker], frames_per_agent_step: int = 1):
+        self.folder, self.lock, self.trackers, self.frames = folder, lock, trackers, frames_per_agent_step
         self.started = time.time()
         self._files = {name: (folder / f"{name}.jsonl").open("a") for name in ("metrics", "episodes", "eval")}
 
     @classmethod
     def create(cls, folder: Path, cfg: Config, about: Mapping[str, Any], overwrite: bool) -> Self:
-        """A new run folder; one that holds a run is refused."""
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{folder} is a file: choose another --name or --out")
-        if folder.exists() and any(folder.iterdir()):
-            if not overwrite:
-                raise ConfigError(f"{folder} already holds a run: choose another --name or --seed, or give --overwrite")
-            if not (folder / "run.json").is_file():
-                raise ConfigError(f"{folder} holds something that is no run: it is not overwritten; choose another --name or --out")
-            shutil.rmtree(folder)
-        try:
+        """A new run folder, locked until `finish`; one that holds a run is refused."""
+        refuse_taken(folder, overwrite)
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(f"{folder}: can't be made: {error.strerror}") from error
-        (folder / "config.yaml").write_text(yaml.safe_dump(cfg.nested(), sort_keys=False))
-        (folder / "run.json").write_text(json.dumps({**provenance(), **about}, indent=1))
-        trackers: list[Tracker] = [TensorBoard(folder)] if cfg.run.tensorboard and TensorBoard.available() else []
-        return cls(folder, trackers, int(about.get("frames_per_agent_step", 1)))
+            lock = Lock(folder)
+            try:
+                refuse_taken(folder, overwrite, mine=True)  # somebody may have been quicker
+                lock.sign()
+                _clear(folder)
+                (folder / "run.json").write_text(json.dumps({**provenance(), **about}, indent=1))
+                (folder / "config.yaml").write_text(yaml.safe_dump(cfg.nested(), sort_keys=False))
+                trackers: list[Tracker] = [TensorBoard(folder)] if cfg.run.tensorboard and TensorBoard.available() else []
+                return cls(folder, lock, trackers, int(about.get("frames_per_agent_step", 1)))
+            except BaseException:
+                lock.release()
+                raise
 
     def write(self, report: Report, more: Mapping[str, float]) -> None:
         """One line of metrics, or one line for each evaluation episode; one for each training episode."""
+        with writing(self.folder):
+            self._write(report, more)
+            for file in self._files.values():
+                file.flush()
+
+    def _write(self, report: Report, more: Mapping[str, float]) -> None:
         where = {"agent_steps": report.agent_steps, "frames": report.agent_steps * self.frames}
         if report.kind == "train":
             numbers = {**report.metrics, **more}
@@ -81,20 +122,16 @@ class Recorder:
                 })  # fmt: skip
         for tracker in self.trackers:
             tracker.log(numbers, report.agent_steps)
-        for file in self._files.values():
-            file.flush()
 
     def finish(self, how: str) -> None:
-        """Close the files and write how the run ended into run.json."""
-        for file in self._files.values():
-            file.close()
-        for tracker in self.trackers:
-            tracker.close()
+        """Close the files, write into run.json how the run ended, and let go of the folder."""
         path = self.folder / "run.json"
-        about = json.loads(path.read_text()) | {"ended": how, "hours": round((time.time() - self.started) / 3600, 4)}
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(about, indent=1))
-        os.replace(partial, path)
+        with writing(self.folder), contextlib.ExitStack() as closing:  # all of them, even if one can't be written to any more
+            for closes in (self.lock.release, *(f.close for f in self._files.values()), *(t.close for t in self.trackers)):
+                closing.callback(closes)
+            about = json.loads(path.read_text()) | {"ended": how, "hours": round((time.time() - self.started) / 3600, 4)}
+            with whole_file(path) as partial:
+                partial.write_text(json.dumps(about, indent=1))
 
     def _line(self, file: str, values: Mapping[str, Any]) -> None:
         self._files[file].write(json.dumps({k: _round(v) for k, v in values.items()}) + "\n")
@@ -133,7 +170,7 @@ def provenance() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
         "gpu": device,
-        "command": ["dae", *sys.argv[1:]] if Path(sys.argv[0]).name == "dae" else [],
+        "command": ["dae", *sys.argv[1:]] if Path(sys.argv[0]).name == "dae" or _as_module() else [],
     }
 
 
@@ -151,16 +188,29 @@ def commit() -> str:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a JSONL file; a torn last line is dropped."""
+    """All whole lines of a JSONL file; a torn last line is dropped, and lines of something else are refused."""
     if not path.is_file():
         return []
-    lines = []
-    for line in path.read_text().splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            break
-    return lines
+    rows = []
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise FileError(f"{path}: is no text in UTF-8") from None
+    odd = [i for i, row in enumerate(rows, 1) if not isinstance(row, dict)]
+    if odd:
+        raise FileError(f"{path}: line {odd[0]} is no JSON object")
+    return rows
+
+
+def _as_module() -> bool:
+    """`python -m dae`."""
+    return Path(sys.argv[0]).parts[-2:] == ("dae", "__main__.py")
 
 
 def _version(package: str) -> str:

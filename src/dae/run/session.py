@@ -6,26 +6,32 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
 from dae.api import DAE, Player
-from dae.config import Config, read_options
+from dae.config import Config, NetworkConfig, read_options
 from dae.describe import protocol_table
 from dae.diagnostics import Finding, findings
 from dae.envs.gymnasium import AnyEnv, EnvSource
-from dae.errors import EnvironmentFault, FileError
+from dae.errors import ConfigError, DaeError, EnvironmentFault, FileError, MissingExtra, Stopped, enough_memory
 from dae.replay import bytes_needed
 from dae.run import pictures
 from dae.run.progress import Progress
-from dae.run.record import Recorder, read_jsonl, run_folder
-from dae.train import passed
+from dae.run.record import Recorder, read_jsonl, refuse_taken, run_folder
+from dae.train import Trainer, passed
 
 NO_LUCK = "the run ends before luck enters its objective: eps_wta does not come down to luck_from_eps_wta"
+ENDLESS = (
+    "no training episode has ended yet and the environment declares no limit, so this evaluation may not end either: "
+    "--max-episode-agent-steps gives it one"
+)
 KEPT_CHECKPOINTS = 2
 LONGEST_VIDEO_AGENT_STEPS = 2000
 """Of the video at the end of a run: some episodes last an hour. `dae play` films whole ones."""
@@ -37,48 +43,83 @@ def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite
     assert agent.source is not None
     agent.refuse_too_large()
     folder = run_folder(cfg, agent.source.name)
+    refuse_taken(folder, overwrite)
     if weights:
+        if Path(weights).resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"--from {weights}: this run would be written over it; choose another --name")
         agent.load_weights(weights)
         say(f"starting from the networks of {weights}: weights only, with a new replay, optimiser and schedules")
+    # The environments' first reset. What can go wrong before the first step has gone wrong before a folder is made or replaced.
+    agent.trainer = Trainer(agent.config, agent.envs, agent.agent, agent.source)
+    recorder = Recorder.create(folder, cfg, about_run(agent, presets, weights), overwrite)
+    announce(agent, folder)
+    try:
+        reached = learn(agent, recorder, quiet)
+    except BaseException as error:
+        with contextlib.suppress(DaeError):  # the first thing that went wrong is the one to be told
+            recorder.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        raise
+    else:
+        recorder.finish("finished")
+    finally:
+        agent.close()
+    finish_pictures(agent, folder)
+    if cfg.acting.stop_at_score is not None:
+        say(goal_line(agent, cfg.acting.stop_at_score, reached))
+    return folder
+
+
+def about_run(agent: DAE, presets: Sequence[str], weights: str) -> dict[str, Any]:
+    """For run.json, beside where its numbers come from."""
+    assert agent.source is not None
     about = {
         "environment": agent.source.name,
         "presets": list(presets),
         "from": weights,
         "frames_per_agent_step": agent.source.frames_per_agent_step,
     }
-    if agent.source.protocol:
-        about["protocol"] = dict(agent.source.protocol)
-    recorder = Recorder.create(folder, cfg, about, overwrite)
+    return about | ({"protocol": dict(agent.source.protocol)} if agent.source.protocol else {})
+
+
+def announce(agent: DAE, folder: Path) -> None:
+    """What is about to learn, and what had better be known before it does."""
+    assert agent.source is not None
     say(f"{folder}: {describe(agent)}")
-    if not cfg.luck_enters:
+    if agent.config.network == NetworkConfig() and agent.agent.device.type != "cuda":
+        say("note: these are the paper's sizes and schedules, for a large GPU; on a small machine begin with --preset laptop")
+    if not agent.config.luck_enters:
         say(f"note: {NO_LUCK}")
     if agent.source.protocol:
         Console(stderr=True).print(protocol_table(agent.source))
-    how, title = "failed", f"{agent.source.name} · seed {cfg.run.seed}"
-    saved_at, reached = 0, False
-    try:
-        with (
-            Progress(title, cfg.last_agent_step, cfg.objective, quiet) as progress,
-            stop_on_interrupt(agent) as asked,
-        ):
-            for report in agent.reports():
-                assert agent.trainer is not None
-                recorder.write(report, progress.show(report, agent.trainer.eval_seconds))
-                reached = reached or (report.kind == "eval" and agent.trainer.reached(report))
-                every = cfg.run.checkpoint_every_agent_steps
-                if report.kind == "end" or (report.kind == "train" and passed(saved_at, report.agent_steps, every)):
+
+
+def learn(agent: DAE, recorder: Recorder, quiet: bool) -> bool:
+    """The run itself, with all that is written on the way. Returns whether the score that was asked for was reached."""
+    trainer, cfg, reached, saved_at = agent.trainer, agent.config, False, 0
+    assert trainer is not None and agent.source is not None
+    title = f"{agent.source.name} · seed {cfg.run.seed}"
+    trainer.before_evaluation = note_if_endless(agent)
+    with (
+        stop_on_signals(trainer) as asked,
+        enough_memory("learning with these sizes"),
+        Progress(title, cfg.last_agent_step, cfg.objective, quiet) as progress,
+    ):
+        try:
+            for report in trainer.run():
+                recorder.write(report, progress.show(report, trainer.eval_seconds))
+                reached = reached or (report.kind == "eval" and trainer.reached(report))
+                last = trainer.stop or trainer.ended  # only an evaluation is still to come
+                due = last or passed(saved_at, report.agent_steps, cfg.run.checkpoint_every_agent_steps)
+                if report.kind == "end" or (report.kind == "train" and due):
                     saved_at = report.agent_steps
-                    keep_checkpoint(agent, folder)
-        how = "interrupted" if asked else "finished"
-    finally:
-        recorder.finish(how)
-        agent.close()
+                    keep_checkpoint(agent, recorder.folder)
+        except EnvironmentFault:  # it leaves the learner between two updates
+            if trainer.updates:
+                keep_checkpoint(agent, recorder.folder)
+            raise
     if asked:
-        raise KeyboardInterrupt
-    finish_pictures(agent, folder)
-    if cfg.acting.stop_at_score is not None:
-        say(goal_line(agent, cfg.acting.stop_at_score, reached))
-    return folder
+        raise Stopped(asked[0])
+    return reached
 
 
 def goal_line(agent: DAE, goal: float, reached: bool) -> str:
@@ -89,26 +130,54 @@ def goal_line(agent: DAE, goal: float, reached: bool) -> str:
     return f"goal NOT reached: no evaluation had a mean score of {goal:g} in {steps}; another --seed or more steps may"
 
 
+def note_if_endless(agent: DAE) -> Callable[[], None]:
+    """To be called when an evaluation begins: once, and only where episodes seem to have no end, it says so."""
+    said: list[str] = []
+
+    def note() -> None:
+        trainer = agent.trainer
+        assert trainer is not None
+        # An episode that ends takes its steps out of `length`: as long as all of them are in there, none has ended.
+        if not said and int(trainer.collector.length.sum()) == trainer.agent_steps and not has_limit(agent):
+            said.append(ENDLESS)
+            say(f"note: {ENDLESS}")
+
+    return note
+
+
+def has_limit(agent: DAE) -> bool:
+    """Whether the environment says that episodes are cut off sooner or later."""
+    assert agent.source is not None
+    spec = gym.registry.get(agent.source.plain_id or "")
+    declared = bool(agent.source.protocol) or (spec is not None and spec.max_episode_steps is not None)
+    return declared or agent.config.environment.max_episode_agent_steps > 0
+
+
 @contextlib.contextmanager
-def stop_on_interrupt(agent: DAE) -> Iterator[list[int]]:
-    """Ctrl-C ends the run between two steps, with a checkpoint; a second Ctrl-C ends it at once."""
+def stop_on_signals(trainer: Trainer) -> Iterator[list[int]]:
+    """Ctrl-C, and the signals of batch systems and closed terminals, end the run between two steps; a second one ends it at once."""
     asked: list[int] = []
 
     def handler(number: int, frame: object) -> None:
-        if asked or agent.trainer is None:
-            raise KeyboardInterrupt
+        if asked:
+            raise Stopped(number)
         asked.append(number)
-        agent.trainer.stop = True
+        trainer.stop = True
         say("stopping: a checkpoint is being written (Ctrl-C again ends at once)")
 
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = signal.signal(signal.SIGINT, handler)
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, old in before.items():
+        if old is not signal.SIG_IGN:  # what `nohup` and the like have switched off stays off
+            signal.signal(number, handler)
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def describe(agent: DAE) -> str:
@@ -136,10 +205,12 @@ def finish_pictures(agent: DAE, folder: Path) -> None:
     """Learning curve and video, where their packages are there; a missing one is said, and is no failure."""
     assert agent.source is not None
     made = []
-    if pictures.have("matplotlib"):
+    try:
         made.append(f"learning curve: {pictures.learning_curve(folder, f'{agent.source.name}, seed {agent.config.run.seed}')}")
-    else:
-        say("no learning curve: pip install 'dae-rl[plots]'")
+    except MissingExtra:
+        made.append("no learning curve: pip install 'dae-rl[plots]'")
+    except OSError as error:
+        made.append(f"no learning curve: {error}")
     if agent.config.run.video:
         made += film_if_possible(agent, agent.source, folder / "videos" / "final.mp4")
     for line in made:
@@ -189,9 +260,20 @@ def film(
 
 def examine(folder: Path, last: float) -> tuple[list[Finding], dict[str, float]]:
     """What the end of a run's metrics says of its health."""
-    rows = [row for row in read_jsonl(folder / "metrics.jsonl") if "dae/adv_size" in row]
+    if not 0 < last <= 1:
+        raise ConfigError(f"last={last:g}: must be above 0 and at most 1, a share of the run")
+    file = folder / "metrics.jsonl"
+    if not file.is_file():
+        what = (
+            "has no metrics.jsonl: it is no run folder" if folder.is_dir() else "is a file" if folder.exists() else "is not there"
+        )
+        raise FileError(f"{folder} {what}; give the folder of a run")
+    rows = [row for row in read_jsonl(file) if "dae/adv_size" in row]
     if not rows:
-        raise FileError(f"{folder}: no metrics of learning yet (metrics.jsonl is missing, or the replay was still filling)")
+        raise FileError(f"{folder}: no metrics of learning yet: the replay was still filling")
+    odd = [name for row in rows for name, value in row.items() if not isinstance(value, int | float)]
+    if odd:
+        raise FileError(f"{file}: '{odd[0]}' is not a number everywhere")
     rows = rows[-max(1, round(last * len(rows))) :]
     names = [name for name in rows[-1] if name.startswith(("dae/", "train/"))]
     numbers = {name: float(np.mean([row[name] for row in rows if name in row])) for name in names}
@@ -203,5 +285,6 @@ def examine(folder: Path, last: float) -> tuple[list[Finding], dict[str, float]]
 
 
 def say(line: str) -> None:
-    """For the person at the terminal."""
-    print(line, file=sys.stderr, flush=True)
+    """For the person at the terminal, which may be gone; or busy, where a signal comes while something is printed."""
+    with contextlib.suppress(OSError, RuntimeError):
+        print(line, file=sys.stderr, flush=True)

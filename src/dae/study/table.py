@@ -1,4 +1,7 @@
-"""Table and pictures of a study, made from results/ alone: `python -m dae.study.table results/laptop [--readme README.md]`.
+"""Table and pictures of a study, made from results/ alone.
+
+    python -m dae.study.table results/laptop                                             prints the table, and writes nothing
+    python -m dae.study.table results/laptop --readme README.md --pictures docs/img      what `make table` does
 
 A score is the mean of the last evaluation's episodes; the table gives its mean over seeds and Student's 95% interval of that mean:
 the seed is the unit, not the episode. With three seeds the interval is honest and wide.
@@ -224,15 +227,17 @@ def put_between(text: str, name: str, table: str, where: str) -> str:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print, write, draw."""
+    """Print; write and draw what is asked for."""
     results = read_results(options.results)
     text = markdown(results)
     print(text)
-    (options.results / "table.md").write_text(text)
+    if options.readme or options.pictures:
+        (options.results / "table.md").write_text(text, encoding="utf-8")
     if options.readme:
-        changed = put_between(options.readme.read_text(), results.manifest["experiment"], text, str(options.readme))
-        options.readme.write_text(changed)
-    if not options.no_pictures:
+        readme = options.readme.read_text(encoding="utf-8")
+        changed = put_between(readme, results.manifest["experiment"], text, str(options.readme))
+        options.readme.write_text(changed, encoding="utf-8")
+    if options.pictures:
         from dae.study.figures import draw_curves, draw_jackpot
 
         name = results.manifest["experiment"]
@@ -249,8 +254,7 @@ def main() -> None:
     parser.add_argument(
         "--readme", type=Path, help="replace the text between its markers <!-- table:NAME --> and <!-- /table:NAME -->"
     )
-    parser.add_argument("--pictures", type=Path, default=Path("docs/img"), help="folder of the pictures (default: docs/img)")
-    parser.add_argument("--no-pictures", action="store_true", help="the table only")
+    parser.add_argument("--pictures", type=Path, help="draw them into this folder")
     try:
         run(parser.parse_args())
     except DaeError as error:
