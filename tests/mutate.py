@@ -33,6 +33,7 @@ TESTS = {
     "replay": ("replay", "time_axis"),
     "collect": ("time_axis", "collect"),
     "evaluate": ("collect",),
+    "graphs": ("graphs",),
     "train": ("train",),
     "config": ("config",),
     "envs/gymnasium": ("envs_gymnasium", "collect"),
@@ -289,6 +290,19 @@ MISTAKES = {
         ),
         ("the aligned actor carries its state on", "resets, torch.zeros_like(state.core))", "resets, state.core)"),
         ("a loaded agent keeps its own slow temperature", 'self.ema_temperature.copy_(state["ema_temperature"])', "pass"),
+        ("a loaded agent keeps its own moments", "                    slot.zero_()\n", "                    pass\n"),
+        (
+            "loading moves the optimiser's state",
+            "slots.setdefault(key, torch.zeros_like(like, device=self.device)).copy_(found)",
+            "slots[key] = found.clone()",
+        ),
+    ],
+    "graphs": [
+        ("recorded anew at each call", "if key not in self.recorded:", "if True:"),
+        ("arguments of the first call", "            place.copy_(arg, non_blocking=True)\n", "            pass\n"),
+        ("no end of graphs", "len(self.recorded) >= MOST_SHAPES", "False"),
+        ("recording is tried again and again", "        self.stream = None\n        self.recorded.clear()\n", ""),
+        ("the reason is hidden", "error.__context__ or error", "error"),
     ],
     "train": [
         (

@@ -1,10 +1,13 @@
 """What runs recorded on a GPU is what runs everywhere else; and the network's products in 16 bits."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 
 from conftest import random_window, signals, tiny_agent, tiny_config
+from dae import graphs
 from dae.envs.gymnasium import EnvList
 from dae.graphs import WARM_UP, Captured
 from dae.train import Seeds, Trainer, build_agent
@@ -23,6 +26,108 @@ def test_without_cuda_it_is_the_function():
     captured, x = Captured(function, torch.device("cpu"), True), torch.zeros(2)
     assert captured(x)[0].tolist() == [1, 1]
     assert calls == [x], "nothing was warmed up or called twice"
+
+
+class Tape:
+    """What `Captured` needs of CUDA, on the CPU: a recording that calls the function again when it is replayed."""
+
+    def __init__(self, monkeypatch, function, broken=False):
+        self.captured, self.recordings = Captured(function, torch.device("cpu"), True), 0
+        monkeypatch.setattr(self.captured, "stream", self)
+        monkeypatch.setattr(self.captured, "_aside", self.captured._plain)
+        monkeypatch.setattr(self.captured, "_record", self.record)
+        self.broken = broken
+
+    def record(self, args):
+        self.recordings += 1
+        if self.broken:
+            try:
+                raise ValueError("looks at a number")
+            finally:
+                raise RuntimeError("the capture is invalid")
+        places = [a.clone() for a in args]
+        result = tuple(torch.empty_like(x) for x in self.captured.function(*places))
+
+        def replay(result=result):
+            for to, x in zip(result, self.captured.function(*places), strict=True):
+                to.copy_(x)
+
+        self.replay = replay
+        return graphs._Recorded(self, places, result)
+
+
+def test_warm_up_then_one_recording_for_each_set_of_shapes(monkeypatch):
+    """Catches: a graph recorded anew at each call, arguments of the call before, and no end of graphs."""
+    tape = Tape(monkeypatch, lambda x: (x + 1,))
+    for call in range(WARM_UP + 3):
+        assert tape.captured(torch.full((2,), call))[0].tolist() == [call + 1] * 2
+        assert tape.recordings == (call >= WARM_UP)
+    for size in range(3, 20):
+        for call in range(WARM_UP + 1):
+            assert tape.captured(torch.full((size,), call))[0].tolist() == [call + 1] * size
+    assert tape.recordings == len(tape.captured.recorded) == graphs.MOST_SHAPES
+
+
+def test_where_recording_fails_the_plain_function_goes_on(monkeypatch):
+    """Catches: an update lost or made twice on the way, a warning at every call, and one that hides the reason."""
+    calls = []
+
+    def function(x):
+        calls.append(int(x))
+        return (x + 1,)
+
+    tape = Tape(monkeypatch, function, broken=True)
+    monkeypatch.setattr(Captured, "strict", False)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for call in range(WARM_UP + 4):
+            assert tape.captured(torch.tensor(call))[0] == call + 1
+    assert calls == list(range(WARM_UP + 4))
+    assert tape.recordings == len(said) == 1
+    assert "ValueError: looks at a number" in str(said[0].message)
+    assert not tape.captured.records
+
+
+def test_tests_hear_of_a_recording_that_fails(monkeypatch):
+    """Catches: a comparison of graphs with plain calls in which both are plain."""
+    tape = Tape(monkeypatch, lambda x: (x + 1,), broken=True)
+    for call in range(WARM_UP):
+        tape.captured(torch.tensor(call))
+    with pytest.raises(RuntimeError, match="the capture is invalid"):
+        tape.captured(torch.tensor(0))
+
+
+def places(agent):
+    """Where everything lies that an update reads and writes."""
+    return {name: tensor.data_ptr() for name, tensor in agent.state_dict().items()}
+
+
+def test_loading_writes_into_what_is_there(rng):
+    """Catches: new memory for the optimiser's state, which a recorded graph would not know of; and moments of other strides."""
+    cfg = tiny_config()
+    one, other, window = tiny_agent(cfg), tiny_agent(cfg, seed=1), random_window(cfg, rng)
+    for agent in (one, other):
+        agent.update(window, signals())
+    saved, before = {name: x.clone() for name, x in one.state_dict().items()}, places(other)
+    other.load_state_dict(saved)
+    assert places(other) == before
+    assert all(torch.equal(x, saved[name]) for name, x in other.state_dict().items())
+    one.update(window, signals())
+    other.update(window, signals())
+    assert all(torch.equal(x, one.state_dict()[name]) for name, x in other.state_dict().items())
+
+    young = tiny_agent(cfg, seed=2)  # its optimiser has not stepped yet
+    young.load_state_dict(saved)
+    assert all(torch.equal(x, saved[name]) for name, x in young.state_dict().items())
+    never = {name: x for name, x in saved.items() if not name.startswith("adam.")}
+    other.load_state_dict(never)
+    young = tiny_agent(cfg, seed=2)
+    young.load_state_dict(never)
+    for agent in (other, young):
+        agent.update(window, signals())
+    assert all(torch.equal(x, young.state_dict()[name]) for name, x in other.state_dict().items()), (
+        "as new as one that never stepped"
+    )
 
 
 def test_sixteen_bits_stay_inside_the_network(rng):
@@ -81,6 +186,38 @@ def test_recorded_updates_are_plain_updates(precision):
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
     assert [m["train/loss_dae"] for m in first] == pytest.approx([m["train/loss_dae"] for m in second], rel=1e-3)
+
+
+@gpu
+def test_loading_after_recording():
+    """Catches: a graph that goes on with the moments, or the learning rate, of before."""
+    made = []
+    for recorded in (True, False):
+        run = on_gpu()
+        run._update.stream = run._update.stream if recorded else None
+        for _ in range(60):
+            run.collector.step(1.0)
+        saved = {name: x.clone() for name, x in run.agent.state_dict().items()}
+        for _ in range(WARM_UP + 3):
+            run.learn()
+        run.agent.load_state_dict(saved)
+        for _ in range(3):
+            run.learn()
+        made.append(run.agent.state_dict())
+    for name in made[0]:
+        torch.testing.assert_close(made[0][name], made[1][name], rtol=1e-4, atol=1e-5)
+
+
+@gpu
+def test_a_function_that_can_t_be_recorded(monkeypatch):
+    """Catches: a device that is of no use after a recording that failed."""
+    monkeypatch.setattr(Captured, "strict", False)
+    captured, x = Captured(lambda x: (x + x.item(),), torch.device("cuda"), True), torch.ones(3, device="cuda")
+    with pytest.warns(UserWarning, match="could not be recorded"):
+        results = [captured(x)[0].tolist() for _ in range(WARM_UP + 3)]
+    assert results == [[2.0] * 3] * (WARM_UP + 3)
+    again = Captured(lambda x: (2 * x,), torch.device("cuda"), True)
+    assert [again(x)[0].tolist() for _ in range(WARM_UP + 3)] == [[2.0] * 3] * (WARM_UP + 3)
 
 
 @gpu

@@ -140,6 +140,7 @@ class Agent(Actor):
             groups, betas=(learning.adam_beta1, learning.adam_beta2), eps=learning.adam_eps,
             fused=device.type in ("cpu", "cuda"), capturable=device.type == "cuda",
         )  # fmt: skip
+        vars(self.optimizer)["_warned_capturable_if_run_uncaptured"] = True  # a few plain steps before recording are meant
 
     # ---------------------------------------------------------------------------------------------------------- learning
 
@@ -226,13 +227,14 @@ class Agent(Actor):
         with torch.no_grad():
             self.log_temperature.copy_(state["log_temperature"])
             self.ema_temperature.copy_(state["ema_temperature"])
-        adam: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in state.items():
-            if name.startswith("adam."):
-                _, i, key = name.split(".")
-                adam.setdefault(int(i), {})[key] = tensor.clone()
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": adam, "param_groups": groups})
+            for i, p in enumerate(p for group in self.optimizer.param_groups for p in group["params"]):
+                slots = self.optimizer.state[p]  # in place, like all of it: a recorded graph knows no other memory
+                for slot in slots.values():
+                    slot.zero_()
+                for key in ("step", "exp_avg", "exp_avg_sq"):
+                    if (found := state.get(f"adam.{i}.{key}")) is not None:
+                        like = p if found.shape == p.shape else found  # a parameter's strides are its moments' too
+                        slots.setdefault(key, torch.zeros_like(like, device=self.device)).copy_(found)
 
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
         """The two networks only, as `train --from` wants it."""

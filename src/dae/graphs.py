@@ -4,9 +4,10 @@ What is recorded must not look at a number on the host, and may depend on what l
 that stay where they are: the ring of the replay, weights, the optimiser's state, `Signals`.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from torch import Tensor
 WARM_UP = 3
 """Calls that are made in the plain way first, on the stream of the recording: libraries set themselves up in them. They count: an
 update that warms up is an update."""
+MOST_SHAPES = 8
+"""Recorded of one function: each keeps memory of its own. Calls with further shapes stay plain ones."""
 
 Tensors = tuple[Tensor, ...]
 
@@ -26,7 +29,13 @@ class _Recorded:
 
 
 class Captured:
-    """`function(*tensors) -> tensors`, replayed as a graph on CUDA; one graph for each set of shapes."""
+    """`function(*tensors) -> tensors`, replayed as a graph on CUDA; one graph for each set of shapes.
+
+    Where recording fails, there is a warning, and the plain function from then on.
+    """
+
+    strict: ClassVar[bool] = False
+    """Raise where recording fails; for tests, which would else compare the plain function with itself."""
 
     def __init__(self, function: Callable[..., Tensors], device: torch.device, record: bool):
         self.function, self.device = function, device
@@ -45,27 +54,52 @@ class Captured:
             return self.function(*args)
         key = tuple((tuple(a.shape), a.dtype) for a in args)
         if key not in self.recorded:
+            if len(self.recorded) >= MOST_SHAPES:
+                return self._plain(args)
             self.calls[key] = self.calls.get(key, 0) + 1
             if self.calls[key] <= WARM_UP:
                 return self._aside(args)
-            self.recorded[key] = self._record(args)
+            try:
+                self.recorded[key] = self._record(args)
+            except Exception as error:
+                self._give_up(error)
+                return self._plain(args)
         known = self.recorded[key]
         for place, arg in zip(known.places, args, strict=True):
             place.copy_(arg, non_blocking=True)
         known.graph.replay()
         return known.result
 
+    def _plain(self, args: Tensors) -> Tensors:
+        return self.function(*(a.to(self.device) for a in args))
+
     def _aside(self, args: Tensors) -> Tensors:
         assert self.stream is not None
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
-            result = self.function(*(a.to(self.device) for a in args))
+            result = self._plain(args)
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
         return result
 
     def _record(self, args: Tensors) -> _Recorded:
         places = [a.to(self.device, copy=True) for a in args]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
-            result = self.function(*places)
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        try:
+            # thread_local: another thread that allocates memory meanwhile does no harm
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                result = self.function(*places)
+        except Exception:
+            torch.cuda.set_stream(before)  # where a recording can't be ended, torch.cuda.graph does not return to it
+            torch.cuda.synchronize(self.device)
+            raise
         return _Recorded(graph, places, result)
+
+    def _give_up(self, error: Exception) -> None:
+        """Nothing of what failed was run, so that the plain function may take its place in the middle of a run."""
+        if self.strict:
+            raise error
+        self.stream = None
+        self.recorded.clear()
+        cause = error.__context__ or error  # the end of a broken recording raises an error of its own, which says nothing
+        reason = f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+        warnings.warn(f"a CUDA graph could not be recorded, and training goes on without it, slower ({reason})", stacklevel=3)
