@@ -10,7 +10,7 @@ from conftest import random_window, signals, tiny_agent, tiny_config
 from dae import graphs
 from dae.envs.gymnasium import EnvList
 from dae.graphs import WARM_UP, Captured
-from dae.train import Seeds, Trainer, build_agent
+from dae.train import Seeds, Trainer, build_agent, pick_precision, prepare
 from test_train import SHORT, trainer
 
 gpu = pytest.mark.gpu
@@ -145,6 +145,20 @@ def test_sixteen_bits_stay_inside_the_network(rng):
     for name, value in weighted.items():
         assert value.item() != exact[name] or name == "temperature"
         assert value.item() == pytest.approx(exact[name], rel=0.1, abs=0.02)
+
+
+def test_what_fast_means(monkeypatch):
+    """Catches: 16 bits on the CPU, kernels on it, graphs that are off where they could be on, a precision that can't be chosen."""
+    assert pick_precision("auto", True) == pick_precision("bfloat16", False) == torch.bfloat16
+    assert pick_precision("auto", False) == pick_precision("float32", True) == torch.float32
+    agent = tiny_agent(tiny_config(fast=True, core_dim=32))
+    assert agent.precision == torch.float32
+    assert agent.net.core.lstm.implementation == "reference"
+    for name in ("benchmark", "benchmark_limit"):
+        monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
+    prepare(agent.net)
+    assert agent.net.core.lstm.implementation == "auto"
+    assert torch.backends.cudnn.benchmark
 
 
 def test_a_run_in_sixteen_bits():

@@ -64,6 +64,11 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def pick_precision(name: str, fast: bool) -> torch.dtype:
+    """`auto`: 16 bits where `fast` is in force."""
+    return torch.bfloat16 if name == "bfloat16" or (name == "auto" and fast) else torch.float32
+
+
 def pick_reward_classes(cfg: Config, declared: tuple[float, ...]) -> tuple[float, ...]:
     """The classes in force; empty: general rewards."""
     mode, given = cfg.environment.rewards, cfg.environment.reward_classes
@@ -88,10 +93,19 @@ def build_agent(cfg: Config, spec: ObsSpec, num_actions: int, reward_classes: tu
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(Seeds.of(cfg.run.seed).network.generate_state(1)[0]))
         network = Network(spec, network_sizes(cfg, num_actions, reward_classes))
-    if cfg.run.fast and isinstance(network.core, RecurrentCore):
+    device = pick_device(cfg.run.device)
+    fast = cfg.run.fast and device.type == "cuda"
+    if fast:
+        prepare(network)
+    precision = pick_precision(cfg.run.precision, fast)
+    return Agent(network.to(device), cfg.objective, cfg.learning, cfg.acting, precision, fast)
+
+
+def prepare(network: Network) -> None:
+    """For `fast`: kernels in the place of plain loops, and of cuDNN's convolutions the fastest, tried out for each shape."""
+    if isinstance(network.core, RecurrentCore):
         network.core.lstm.implementation = "auto"
-    run, precision = cfg.run, {"float32": torch.float32, "bfloat16": torch.bfloat16}[cfg.run.precision]
-    return Agent(network.to(pick_device(run.device)), cfg.objective, cfg.learning, cfg.acting, precision, run.fast)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # 0: try all of them
 
 
 class Trainer:
