@@ -94,6 +94,8 @@ MISTAKES = {
         ("windows of the wrong environment", 'side="right"', 'side="left"'),
         ("frame stack across resets", "same = later_open == 0", "same = later_open >= 0"),
         ("frame stack newest first", "torch.arange(self.frame_stack - 1, -1, -1,", "torch.arange(0, self.frame_stack,"),
+        ("packed: frames of another episode", "[frames] * same[..., None]", "[frames]"),
+        ("packed: frames and rows change places", "unflatten(-1, ring.shape[2:])", "unflatten(-1, ring.shape[2:]).flip(2)"),
         ("returns run across truncations", "goes_on = self.valid[at] & ~self.terminal[at]", "goes_on = ~self.terminal[at]"),
         ("returns without discount", "discount * goes_on.to(exact)", "goes_on.to(exact)"),
         ("returns skip steps", "span *= 2", "span *= 4"),
@@ -180,6 +182,8 @@ MISTAKES = {
         ),
     ],
     "encoders": [
+        ("bytes in 16 bits are not scaled", "conv.weight * scale", "conv.weight * 1"),
+        ("bytes in 16 bits lose the bias", "pooled + conv.bias.to(dtype)[:, None, None]", "pooled"),
         ("pictures of bytes are not scaled", "obs[name].float() * scale", "obs[name].float()"),
         (
             "residual blocks without their shortcut",

@@ -8,6 +8,8 @@ import torch
 
 from conftest import random_window, signals, tiny_agent, tiny_config
 from dae import graphs
+from dae.agent import Agent
+from dae.encoders import ObsPart
 from dae.envs.gymnasium import EnvList
 from dae.graphs import WARM_UP, Captured
 from dae.train import Seeds, Trainer, build_agent, pick_precision, prepare
@@ -159,6 +161,27 @@ def test_what_fast_means(monkeypatch):
     prepare(agent.net)
     assert agent.net.core.lstm.implementation == "auto"
     assert torch.backends.cudnn.benchmark
+
+
+def test_weights_of_convolutions_lie_channels_last(rng):
+    """Catches: moments or a slow network of other strides than the weights, as a checkpoint would bring them: fused Adam refuses."""
+    cfg, picture = tiny_config(num_envs=2), {"obs": ObsPart((1, 40, 40), torch.uint8, 1 / 255)}
+    network = build_agent(cfg, picture, 3, (-1.0, 0.0, 1.0)).net
+    plain = {name: x.clone() for name, x in network.state_dict().items()}
+    prepare(network)
+    agent = Agent(network, cfg.objective, cfg.learning, cfg.acting, torch.bfloat16)
+    assert all(torch.equal(x, plain[name]) for name, x in agent.net.state_dict().items())
+    w = random_window(cfg, rng)
+    shape = w.inputs.obs["obs"].shape[:2]
+    w.inputs.obs["obs"] = torch.randint(0, 256, (*shape, 2, 1, 40, 40), dtype=torch.uint8)
+    agent.update(w, signals())
+    agent.load_state_dict({name: x.contiguous() for name, x in agent.state_dict().items()})
+    agent.update(w, signals())
+    weight = agent.net.encoder.parts[0].layers[2].branch[1].weight
+    slots = agent.optimizer.state[weight]
+    strides = {x.stride() for x in (weight, weight.grad, slots["exp_avg"], slots["exp_avg_sq"])}
+    assert strides == {agent.ema.encoder.parts[0].layers[2].branch[1].weight.stride()} == {weight.stride()}
+    assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_run_in_sixteen_bits():

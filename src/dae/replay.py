@@ -62,6 +62,7 @@ class Replay:
         frame_stack: int,
         device: torch.device | str = "cpu",
         state_dtype: torch.dtype | None = None,
+        packed: bool = False,
     ):
         self.slots, self.num_envs, self.frame_stack, self.device = capacity // num_envs, num_envs, frame_stack, torch.device(device)
 
@@ -73,6 +74,7 @@ class Replay:
         self.reset, self.terminal, self.valid = (ring(dtype=torch.bool) for _ in range(3))
         self.core_in = ring(state_dim, dtype=state_type(self.device) if state_dtype is None else state_dtype)
         self.count = np.zeros(num_envs, np.int64)  # slots ever written, by environment
+        self.packed = packed  # pictures of bytes leave with the channels of a pixel beside each other, as a GPU's convolutions want
 
     def add(
         self,
@@ -147,9 +149,19 @@ class Replay:
         # A frame is of this episode unless an opening frame lies between it and the newest one, the newest included.
         later_open = opens.flip(-1).cumsum(-1).flip(-1) - opens.long()
         same = later_open == 0
-        return {
-            name: ring[frames] * same.view(*same.shape, *[1] * (ring.dim() - 2)).to(ring.dtype) for name, ring in self.obs.items()
-        }
+        found = {}
+        for name, ring in self.obs.items():
+            if self.packed and ring.dtype == torch.uint8 and ring.dim() == 5 and ring[0, 0].numel() % 8 == 0:
+                found[name] = self._packed(ring, frames, same)
+            else:
+                found[name] = ring[frames] * same.view(*same.shape, *[1] * (ring.dim() - 2)).to(ring.dtype)
+        return found
+
+    def _packed(self, ring: Tensor, frames: tuple[Tensor, Tensor], same: Tensor) -> Tensor:
+        """The same numbers, [T+1, B, stack, c, h, w], but in memory they lie as [T+1, B, h, w, stack, c]."""
+        eights = ring.flatten(2).view(torch.int64)[frames] * same[..., None]  # eight bytes at a time
+        pictures = eights.view(torch.uint8).unflatten(-1, ring.shape[2:])
+        return pictures.permute(0, 1, 4, 5, 2, 3).contiguous().permute(0, 1, 4, 5, 2, 3)
 
     def rewards(self) -> Float[Tensor, "n"]:
         """All rewards that are stored, of real transitions."""

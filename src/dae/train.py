@@ -13,7 +13,7 @@ from torch import Tensor
 from dae.agent import Actor, Agent, Signals
 from dae.collect import Collector, Episode
 from dae.config import Config
-from dae.encoders import ObsSpec
+from dae.encoders import Impala, ObsSpec
 from dae.envs.gymnasium import AnyEnv, Envs, EnvSource
 from dae.errors import ConfigError
 from dae.evaluate import Evaluation
@@ -102,9 +102,13 @@ def build_agent(cfg: Config, spec: ObsSpec, num_actions: int, reward_classes: tu
 
 
 def prepare(network: Network) -> None:
-    """For `fast`: kernels in the place of plain loops, and of cuDNN's convolutions the fastest, tried out for each shape."""
+    """For `fast`: kernels in the place of plain loops; channels beside each other; cuDNN tries out what is fastest for each shape."""
     if isinstance(network.core, RecurrentCore):
         network.core.lstm.implementation = "auto"
+    for part in network.encoder.parts:
+        if isinstance(part, Impala):
+            part.stem = "padded"
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # before there are a copy and an optimiser
     torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # 0: try all of them
 
 
@@ -121,6 +125,7 @@ class Trainer:
             agent.net.state_dim,
             cfg.environment.frame_stack,
             agent.device,
+            packed=cfg.run.fast and agent.device.type == "cuda",
         )
         self.replay_rng = np.random.default_rng(seeds.replay)
         self.collector = Collector(envs, agent, self.replay, np.random.default_rng(seeds.acting), agent.net.sizes.reward_classes)
