@@ -286,6 +286,7 @@ MISTAKES = {
             "betas=(learning.adam_beta2, learning.adam_beta1)",
         ),
         ("the temperature's own learning rate ignored", "(1.0, self.learning.temperature_lr_multiplier)", "(1.0, 1.0)"),
+        ("an actor's state that its graph writes over", "ActorState(*(tensor.clone() for tensor in after))", "ActorState(*after)"),
         ("epsilon-greedy the wrong way round", "rng.random(greedy.shape) < epsilon", "rng.random(greedy.shape) > epsilon"),
         (
             "the aligned actor forgets where episodes opened",
@@ -303,7 +304,9 @@ MISTAKES = {
     ],
     "graphs": [
         ("recorded anew at each call", "if key not in self.recorded:", "if True:"),
-        ("arguments of the first call", "            place.copy_(arg, non_blocking=True)\n", "            pass\n"),
+        ("arguments of the first call", "                place.copy_(arg)\n", "                pass\n"),
+        ("arguments of the host from the first call", "known.parcel.send(a for a in args if _on_host(a))", "pass"),
+        ("parcels overlap", "at += _aligned(size)", "at += 0"),
         ("no end of graphs", "len(self.recorded) >= MOST_SHAPES", "False"),
         ("recording is tried again and again", "        self.stream = None\n        self.recorded.clear()\n", ""),
         ("the reason is hidden", "error.__context__ or error", "error"),

@@ -1,6 +1,7 @@
 """What runs recorded on a GPU is what runs everywhere else; and the network's products in 16 bits."""
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from dae import graphs
 from dae.agent import Agent
 from dae.encoders import ObsPart
 from dae.envs.gymnasium import EnvList
-from dae.graphs import WARM_UP, Captured
+from dae.graphs import WARM_UP, Captured, Parcel
 from dae.train import Seeds, Trainer, build_agent, pick_precision, prepare
-from test_train import SHORT, trainer
+from test_train import SHORT, fingerprint, trainer
 
 gpu = pytest.mark.gpu
+CPU = torch.device("cpu")
 
 
 def test_without_cuda_it_is_the_function():
@@ -31,43 +33,51 @@ def test_without_cuda_it_is_the_function():
 
 
 class Tape:
-    """What `Captured` needs of CUDA, on the CPU: a recording that calls the function again when it is replayed."""
+    """Recordings on the CPU, as far as they go: what is replayed calls the function again, with the arguments and results where they
+    were when it was recorded.
+    """
 
-    def __init__(self, monkeypatch, function, broken=False):
-        self.captured, self.recordings = Captured(function, torch.device("cpu"), True), 0
-        monkeypatch.setattr(self.captured, "stream", self)
-        monkeypatch.setattr(self.captured, "_aside", self.captured._plain)
-        monkeypatch.setattr(self.captured, "_record", self.record)
-        self.broken = broken
+    def __init__(self, monkeypatch, broken=False):
+        self.recordings, self.broken, plain = 0, broken, Captured.__init__
 
-    def record(self, args):
+        def begin(captured, function, device, record):
+            plain(captured, function, device, record)
+            captured.stream = self if record else None
+
+        monkeypatch.setattr(Captured, "__init__", begin)
+        monkeypatch.setattr(Captured, "_aside", Captured._plain)
+        monkeypatch.setattr(Captured, "_capture", lambda captured, places: self.capture(captured.function, places))
+        monkeypatch.setattr(graphs, "_on_host", lambda x: not x.is_floating_point())  # so that both ways of arguments are gone
+
+    def capture(self, function, places):
         self.recordings += 1
         if self.broken:
             try:
                 raise ValueError("looks at a number")
             finally:
                 raise RuntimeError("the capture is invalid")
-        places = [a.clone() for a in args]
-        result = tuple(torch.empty_like(x) for x in self.captured.function(*places))
+        result = []
 
-        def replay(result=result):
-            for to, x in zip(result, self.captured.function(*places), strict=True):
+        def replay():
+            made = function(*places)
+            result[:] = result or [torch.empty_like(x) for x in made]
+            for to, x in zip(result, made, strict=True):
                 to.copy_(x)
 
-        self.replay = replay
-        return graphs._Recorded(self, places, result)
+        return SimpleNamespace(replay=replay), result
 
 
 def test_warm_up_then_one_recording_for_each_set_of_shapes(monkeypatch):
     """Catches: a graph recorded anew at each call, arguments of the call before, and no end of graphs."""
-    tape = Tape(monkeypatch, lambda x: (x + 1,))
+    tape = Tape(monkeypatch)
+    captured = Captured(lambda x: (x + 1,), CPU, True)
     for call in range(WARM_UP + 3):
-        assert tape.captured(torch.full((2,), call))[0].tolist() == [call + 1] * 2
+        assert captured(torch.full((2,), call))[0].tolist() == [call + 1] * 2
         assert tape.recordings == (call >= WARM_UP)
     for size in range(3, 20):
         for call in range(WARM_UP + 1):
-            assert tape.captured(torch.full((size,), call))[0].tolist() == [call + 1] * size
-    assert tape.recordings == len(tape.captured.recorded) == graphs.MOST_SHAPES
+            assert captured(torch.full((size,), call))[0].tolist() == [call + 1] * size
+    assert tape.recordings == len(captured.recorded) == graphs.MOST_SHAPES
 
 
 def test_where_recording_fails_the_plain_function_goes_on(monkeypatch):
@@ -78,25 +88,64 @@ def test_where_recording_fails_the_plain_function_goes_on(monkeypatch):
         calls.append(int(x))
         return (x + 1,)
 
-    tape = Tape(monkeypatch, function, broken=True)
+    tape, captured = Tape(monkeypatch, broken=True), Captured(function, CPU, True)
     monkeypatch.setattr(Captured, "strict", False)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for call in range(WARM_UP + 4):
-            assert tape.captured(torch.tensor(call))[0] == call + 1
+            assert captured(torch.tensor(call))[0] == call + 1
     assert calls == list(range(WARM_UP + 4))
     assert tape.recordings == len(said) == 1
     assert "ValueError: looks at a number" in str(said[0].message)
-    assert not tape.captured.records
+    assert not captured.records
 
 
 def test_tests_hear_of_a_recording_that_fails(monkeypatch):
     """Catches: a comparison of graphs with plain calls in which both are plain."""
-    tape = Tape(monkeypatch, lambda x: (x + 1,), broken=True)
+    Tape(monkeypatch, broken=True)
+    captured = Captured(lambda x: (x + 1,), CPU, True)
     for call in range(WARM_UP):
-        tape.captured(torch.tensor(call))
+        captured(torch.tensor(call))
     with pytest.raises(RuntimeError, match="the capture is invalid"):
-        tape.captured(torch.tensor(0))
+        captured(torch.tensor(0))
+
+
+def test_what_is_sent_arrives():
+    """Catches: tensors that overlap, that lose their type or shape, or that come out where a graph does not look."""
+    kinds = (
+        ((3, 5), torch.uint8),
+        ((), torch.float32),
+        ((0, 7), torch.int64),
+        ((4,), torch.bool),
+        ((2, 2), torch.int64),
+        ((3,), torch.float16),
+    )
+    made = [[torch.randint(0, 2, shape).to(dtype) for shape, dtype in kinds] for _ in range(2)]
+    parcel = Parcel(made[0], CPU)
+    where = [x.data_ptr() for x in parcel.places]
+    for tensors in made:
+        parcel.send(tensors)
+        assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(parcel.places, tensors, strict=True))
+        for x in tensors:
+            x.zero_()
+    assert where == [x.data_ptr() for x in parcel.places]
+    assert sum(x.float().sum() for x in parcel.places) > 0, "it is a copy"
+
+
+@pytest.mark.parametrize("options", [{}, {"behaviour": "aligned", "stored_states": False}, {"agent_steps_per_update": 2}])
+def test_a_run_of_recordings_is_the_plain_run_to_the_last_bit(options, monkeypatch):
+    """Catches: a result that is written over before it was read, arguments of another step, updates sent off in another order, and
+    random numbers drawn in another one.
+    """
+    plain = trainer(**options)
+    reports = [(r.kind, r.agent_steps, r.updates, r.episodes, sorted(r.metrics.items())) for r in plain.run()]
+    tape, run = Tape(monkeypatch), trainer(**options)
+    assert run.ahead, "updates come before the actions"
+    for captured in (run.agent._choose, run.replay._write):  # the trainer's own is recorded already
+        captured.stream = tape
+    assert [(r.kind, r.agent_steps, r.updates, r.episodes, sorted(r.metrics.items())) for r in run.run()] == reports
+    assert fingerprint(run) == fingerprint(plain)
+    assert tape.recordings >= 3
 
 
 def places(agent):
@@ -270,6 +319,33 @@ def test_recorded_acting_is_plain_acting():
     assert torch.equal(rings[0][0], rings[1][0])
     torch.testing.assert_close(rings[0][1], rings[1][1])
     assert rings[0][1].abs().sum() > 0
+
+
+@gpu
+def test_a_whole_run_of_recordings(unchecked):
+    """Recorded and plain, with everything on: the same actions and the same ring."""
+    rings = []
+    for fast in (True, False):
+        run = on_gpu(fast=fast, precision="float32", learning_rate="0", epsilon="0.5")
+        assert run.ahead == fast
+        list(run.run())
+        rings.append([x.cpu() for x in (*run.replay.obs.values(), run.replay.action, run.replay.reward, run.replay.valid)])
+    assert all(torch.equal(one, other) for one, other in zip(*rings, strict=True))
+
+
+@gpu
+def test_nobody_waits_for_the_device(unchecked):
+    """Catches: any wait in an iteration but the one for the actions."""
+    run = on_gpu(total_agent_steps=100_000, replay_agent_steps=4000, variance_every_agent_steps=100_000)
+    while run.updates < WARM_UP + 3:
+        run.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(50):
+            run.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert run.updates >= WARM_UP + 53
 
 
 @gpu

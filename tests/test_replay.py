@@ -147,7 +147,7 @@ def test_sampling_draws_from_all_of_them(rng):
 def test_packed_windows_are_the_same_windows(shape, rng):
     """Catches: frames or channels in another order, frames of another episode, and a layout that convolutions have to copy."""
     spec, no = {"look": ObsPart(shape, torch.uint8), "obs": ObsPart((2,), torch.float32)}, np.zeros(2, bool)
-    plain, packed = (Replay(spec, 2, 24, 1, 4, packed=packed) for packed in (False, True))
+    plain, packed = (Replay(spec, 2, 24, 1, 4, fast=packed) for packed in (False, True))
     for step in range(30):
         rows = {"look": rng.integers(0, 256, (2, *shape)).astype(np.uint8), "obs": rng.normal(size=(2, 2)).astype(np.float32)}
         reset, number = rng.random(2) < 0.3, np.full(2, step)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dae.encoders import ObsSpec
+from dae.graphs import Captured
 from dae.network import Inputs
 
 
@@ -62,7 +63,7 @@ class Replay:
         frame_stack: int,
         device: torch.device | str = "cpu",
         state_dtype: torch.dtype | None = None,
-        packed: bool = False,
+        fast: bool = False,
     ):
         self.slots, self.num_envs, self.frame_stack, self.device = capacity // num_envs, num_envs, frame_stack, torch.device(device)
 
@@ -74,7 +75,8 @@ class Replay:
         self.reset, self.terminal, self.valid = (ring(dtype=torch.bool) for _ in range(3))
         self.core_in = ring(state_dim, dtype=state_type(self.device) if state_dtype is None else state_dtype)
         self.count = np.zeros(num_envs, np.int64)  # slots ever written, by environment
-        self.packed = packed  # pictures of bytes leave with the channels of a pixel beside each other, as a GPU's convolutions want
+        self.packed = fast  # pictures of bytes leave with the channels of a pixel beside each other, as a GPU's convolutions want
+        self._write = Captured(self._put, self.device, fast)
 
     def add(
         self,
@@ -88,21 +90,21 @@ class Replay:
         valid: NDArray[np.bool_],
     ) -> None:
         """Write one slot for each of `envs` (no environment twice)."""
-        at = torch.from_numpy(self.count[envs] % self.slots), torch.from_numpy(envs)
-        for name, stored in self.obs.items():
-            stored[at] = torch.as_tensor(obs[name], dtype=stored.dtype, device=self.device)
-        numbers = (
-            (self.reset, reset),
-            (self.action, action),
-            (self.reward, reward),
-            (self.terminal, terminal),
-            (self.valid, valid),
-        )
-        for stored, number in numbers:
-            stored[at] = torch.as_tensor(number, dtype=stored.dtype, device=self.device)
-        largest = torch.finfo(self.core_in.dtype).max  # a cell grows by at most 1 a step, and could outgrow 16 bits
-        self.core_in[at] = core_in.clamp(-largest, largest).to(self.core_in)
+        rows = *(obs[name] for name in self.obs), reset, action, reward, terminal, valid
+        tensors = (torch.as_tensor(row, dtype=ring.dtype) for ring, row in zip(self._rings(), rows, strict=True))
+        self._write(torch.from_numpy(self.count[envs] % self.slots), torch.from_numpy(envs), core_in, *tensors)
         self.count[envs] += 1
+
+    def _rings(self) -> tuple[Tensor, ...]:
+        return *self.obs.values(), self.reset, self.action, self.reward, self.terminal, self.valid
+
+    def _put(self, slot: Tensor, env: Tensor, core_in: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Behind the updates that are under way, on a GPU: what they read is what was there before."""
+        for ring, row in zip(self._rings(), rows, strict=True):
+            ring[slot, env] = row
+        largest = torch.finfo(self.core_in.dtype).max  # a cell grows by at most 1 a step, and could outgrow 16 bits
+        self.core_in[slot, env] = core_in.clamp(-largest, largest).to(self.core_in)
+        return ()
 
     def oldest(self) -> NDArray[np.int64]:
         """The first slot, by count, that a window may start at: what it looks back on must not be overwritten."""

@@ -125,7 +125,7 @@ class Trainer:
             agent.net.state_dim,
             cfg.environment.frame_stack,
             agent.device,
-            packed=cfg.run.fast and agent.device.type == "cuda",
+            fast=cfg.run.fast and agent.device.type == "cuda",
         )
         self.replay_rng = np.random.default_rng(seeds.replay)
         self.collector = Collector(envs, agent, self.replay, np.random.default_rng(seeds.acting), agent.net.sizes.reward_classes)
@@ -141,6 +141,8 @@ class Trainer:
         self._snapshot: Actor | None = None
         self._variance_due = 0
         self._update = Captured(self._learn_from, agent.device, cfg.run.fast)
+        self.ahead = self.recorded
+        """A device that works by itself is sent the updates before its choice of actions is waited for: it is never idle."""
         self._sums: list[Tensor] = []
         self._names: list[str] = []
         self._summed = 0
@@ -182,8 +184,12 @@ class Trainer:
     def step(self) -> list[Episode]:
         """One step of every environment, and the updates that fall due. Returns the episodes that ended."""
         epsilon = self.cfg.acting.epsilon(self.agent_steps, self.cfg.learning.total_agent_steps)
-        self.collector.act(epsilon)  # l.8-9: the environments are set going, and ...
-        self.catch_up()  # ... while they step, the learner learns from what was there before (PAPER.md D32)
+        # l.8-9: the environments are set going, and while they step, the learner learns from what was there before (PAPER.md D32).
+        if self.ahead:
+            self.collector.act(epsilon, self.catch_up)
+        else:
+            self.collector.act(epsilon)
+            self.catch_up()
         return self.collector.observe()  # l.10-12
 
     def snapshot(self) -> Actor:
