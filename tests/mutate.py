@@ -211,14 +211,14 @@ MISTAKES = {
             "ema_embedding.detach()[:, :, None]).square().sum(-1)",
         ),
         ("discount shifted", "+ discount[t] * backup", "+ discount[t - 1] * backup"),
-        ("bootstrap one slot early", "backup = ema_value[t + 1]", "backup = ema_value[t]"),
+        ("bootstrap one slot early", "backup = slow[t + 1]", "backup = slow[t]"),
         ("blocks end one slot early", "if (t + 1) % backup_steps == 0:", "if t % backup_steps == 0:"),
         (
             "the backup runs through an episode's end",
-            "torch.where(valid[t], corrected if correct_skill else uncorrected, ema_value[t])",
-            "corrected if correct_skill else uncorrected",
+            "torch.where(real[t], rows[-1] if correct_skill else uncorrected, slow[t])",
+            "rows[-1] if correct_skill else uncorrected",
         ),
-        ("skill corrects the first action only", "corrected if correct_skill else uncorrected", "uncorrected"),
+        ("skill corrects the first action only", "rows[-1] if correct_skill else uncorrected", "uncorrected"),
         ("dae_starts ignored", 'if starts == "all":', "if True:"),
         ("valid mask ignored in the means", "return (x * mask).sum() / mask.sum().clamp_min(1)", "return x.mean()"),
         (
