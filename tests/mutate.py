@@ -210,7 +210,7 @@ MISTAKES = {
             "ema_embedding.detach()[:, :, None]).square().mean(-1)",
             "ema_embedding.detach()[:, :, None]).square().sum(-1)",
         ),
-        ("discount shifted", "+ discount[t] * backup", "+ discount[t - 1] * backup"),
+        ("discount shifted", "+ decay[t] * backup", "+ decay[t - 1] * backup"),
         ("bootstrap one slot early", "backup = slow[t + 1]", "backup = slow[t]"),
         ("blocks end one slot early", "if (t + 1) % backup_steps == 0:", "if t % backup_steps == 0:"),
         (
