@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dae.errors import ConfigError
+from dae.lstm import HAS_TRITON
 
 Kind = Literal["mlp", "cnn", "impala"]
 
@@ -96,8 +97,8 @@ class Impala(nn.Module):
         layers += [nn.ReLU(), nn.Flatten(), nn.Linear(channels * height * width_px, embedding_dim)]
         self.layers = nn.Sequential(*layers)
 
-        self.stem: Literal["reference", "padded"] = "reference"
-        """How the first convolution takes bytes, where products are in 16 bits; `fast` sets it."""
+        self.stem: Literal["auto", "reference", "padded", "triton"] = "reference"
+        """How bytes are taken in, where products are in 16 bits; `fast` sets it. auto: by a kernel where it can run, else padded."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x.flatten(1, 2))
@@ -105,6 +106,16 @@ class Impala(nn.Module):
     def takes_bytes(self, x: Tensor) -> bool:
         """Whether `of_bytes` is the way for `x`."""
         return self.stem != "reference" and x.dtype == torch.uint8 and torch.is_autocast_enabled(x.device.type)
+
+    def takes_kernel(self, x: Tensor) -> bool:
+        """Whether `of_bytes` leaves the stem to Triton."""
+        if self.stem != "auto":
+            return self.stem == "triton"
+        if not (x.device.type == "cuda" and HAS_TRITON and torch.cuda.get_device_capability(x.device) >= (8, 0)):
+            return False
+        from dae.stem_triton import fits
+
+        return fits(x.shape[1] * x.shape[2], len(self.layers[0].weight))  # type: ignore[arg-type]
 
     def of_bytes(self, x: Tensor, scale: float) -> Tensor:
         """The same of `scale` times the bytes `x`, [N, stack, c, h, w], in autocast's 16 bits.
@@ -114,7 +125,12 @@ class Impala(nn.Module):
         """
         conv, pool = self.layers[0], self.layers[1]
         assert isinstance(conv, nn.Conv2d) and conv.bias is not None
-        dtype, weight = torch.get_autocast_dtype(x.device.type), conv.weight * scale
+        dtype = torch.get_autocast_dtype(x.device.type)
+        if self.takes_kernel(x):
+            from dae.stem_triton import conv_pool  # here, for `import dae` shall not need Triton
+
+            return self.layers[2:](conv_pool(x.flatten(1, 2), conv.weight, conv.bias, scale, dtype))
+        weight = conv.weight * scale
         missing = (0, 0, 0, 0, 0, -weight.shape[1] % 8)
         pooled = pool(F.conv2d(F.pad(x.flatten(1, 2).to(dtype), missing), F.pad(weight, missing), padding=1))
         return self.layers[2:](pooled + conv.bias.to(dtype)[:, None, None])

@@ -107,7 +107,7 @@ def prepare(network: Network) -> None:
         network.core.lstm.implementation = "auto"
     for part in network.encoder.parts:
         if isinstance(part, Impala):
-            part.stem = "padded"
+            part.stem = "auto"
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # before there are a copy and an optimiser
     torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # 0: try all of them
 
