@@ -24,11 +24,13 @@ with install_import_hook(["dae.objective", "dae.network", "dae.replay", "dae.lst
     from dae.config import Config
     from dae.encoders import ObsPart
     from dae.envs.gymnasium import EnvList, VectorAdapter
+    from dae.graphs import Captured
     from dae.network import Inputs
     from dae.replay import Window
     from dae.train import build_agent
 
 torch.set_num_threads(1)
+Captured.strict = True
 
 MODES = ("list", "next_step", "same_step", "disabled")
 """Every way in which environments reset: our own list, and Gymnasium's vectors."""

@@ -75,6 +75,43 @@ def test_bytes_and_their_scaled_numbers_are_the_same():
     torch.testing.assert_close(of_bytes({"a": stored}), of_floats({"a": stored / 255}))
 
 
+def of_bytes(stem, channels=1, width=0.5, half=True, seed=0):
+    """Embedding and gradients of an IMPALA encoder whose first convolution takes bytes in that way."""
+    torch.manual_seed(seed)
+    encoder = Encoder({"obs": ObsPart((channels, 36, 40), BYTES, 1 / 255)}, 4, 8, width, "impala")
+    encoder.parts[0].stem = stem
+    x = torch.randint(0, 256, (3, 4, channels, 36, 40), dtype=BYTES)
+    with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=False):
+        out = encoder({"obs": x})
+    (out * torch.randn(out.shape)).sum().backward()
+    return out, *(p.grad for p in encoder.parameters())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_way_of_bytes_is_exact(channels, monkeypatch):
+    """Catches: scaled weights without their gradient's scale, padding that counts, a bias that is lost or added before a padded pool."""
+    exact = of_bytes("reference", channels, half=False)
+    monkeypatch.setattr(Impala, "takes_bytes", lambda self, x: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.float32)
+    for truth, ours in zip(exact, of_bytes("padded", channels, half=False), strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-5)
+
+
+def test_bytes_in_sixteen_bits():
+    """Catches: a switch that does nothing. 16 bits have 3 digits, and where a pool picks another pixel all gradients behind it move."""
+    exact, eager, ours = of_bytes("reference", half=False), of_bytes("reference"), of_bytes("padded")
+    assert all(x.dtype == torch.float32 for x in ours)
+    assert not torch.equal(ours[0], eager[0])
+    truth, one, other = (torch.cat([x.flatten() for x in found]) for found in (exact, eager, ours))
+    assert (other - truth).norm() < 2 * (one - truth).norm()
+
+
+def test_without_sixteen_bits_bytes_go_the_plain_way():
+    """Catches: another rounding in single precision."""
+    for one, other in zip(of_bytes("reference", half=False), of_bytes("padded", half=False), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_parts_are_encoded_apart_and_summed():
     """Catches: a part that is ignored, parts in another order than their encoders, a norm before the sum."""
     encoder = Encoder({"b": ObsPart((3,), FLOAT), "a": ObsPart((2, 6, 6), FLOAT, 0.5)}, 2, 8, 0.25)

@@ -25,15 +25,15 @@ PAPER = (16, 64, 33, 16)
 NAMES = ("outputs", "state after", "d gates_in", "d recurrent", "d state")
 
 
-def load(interpret):
-    """`dae.lstm_triton` made anew: whether its kernels are interpreted is settled when they are decorated."""
+def load(interpret, name="dae.lstm_triton"):
+    """The module made anew: whether its kernels are interpreted is settled when they are decorated."""
     pytest.importorskip("triton", reason="Triton is not installed")
     importlib.import_module("triton.language")  # without the variable: Inductor, in the same process, compiles its helpers
     patch = pytest.MonkeyPatch()
     patch.setenv("TRITON_INTERPRET", "1") if interpret else patch.delenv("TRITON_INTERPRET", raising=False)
-    patch.delitem(sys.modules, "dae.lstm_triton", raising=False)
-    made = importlib.import_module("dae.lstm_triton")
-    patch.setitem(sys.modules, "dae.lstm_triton", made)
+    patch.delitem(sys.modules, name, raising=False)
+    made = importlib.import_module(name)
+    patch.setitem(sys.modules, name, made)
     return made, patch
 
 

@@ -143,6 +143,22 @@ def test_sampling_draws_from_all_of_them(rng):
     assert ((counts - 400).abs() < 5 * 20).all(), "five standard deviations"
 
 
+@pytest.mark.parametrize("shape", [(1, 4, 4), (3, 2, 4), (1, 3, 3)])
+def test_packed_windows_are_the_same_windows(shape, rng):
+    """Catches: frames or channels in another order, frames of another episode, and a layout that convolutions have to copy."""
+    spec, no = {"look": ObsPart(shape, torch.uint8), "obs": ObsPart((2,), torch.float32)}, np.zeros(2, bool)
+    plain, packed = (Replay(spec, 2, 24, 1, 4, fast=packed) for packed in (False, True))
+    for step in range(30):
+        rows = {"look": rng.integers(0, 256, (2, *shape)).astype(np.uint8), "obs": rng.normal(size=(2, 2)).astype(np.float32)}
+        reset, number = rng.random(2) < 0.3, np.full(2, step)
+        for replay in (plain, packed):
+            replay.add(np.arange(2), rows, reset, torch.zeros(2, 1), number, number.astype(np.float32), no, ~no)
+    one, other = (every_window(replay, 5) for replay in (plain, packed))
+    assert all(torch.equal(one.inputs.obs[name], other.inputs.obs[name]) for name in spec)
+    look = other.inputs.obs["look"].flatten(0, 1).flatten(1, 2)  # as an encoder sees it
+    assert look.is_contiguous(memory_format=torch.channels_last) == (shape != (1, 3, 3)), "9 bytes can't be moved by the eight"
+
+
 def test_too_little_is_refused(rng):
     stream = Stream(rng, length=3, uneven=False)
     assert stream.replay.num_starts(2).tolist() == [1, 1, 1]

@@ -180,11 +180,11 @@ def test_epsilon_follows_its_schedule_and_evaluation_has_its_own():
     plain, expected = run.agent.act, {4: lambda now: max(0.2, 1 - 0.8 * now / 150), 2: lambda now: 0.75}
     acted = []
 
-    def act(inputs, state, epsilon, rng):
+    def act(inputs, state, epsilon, rng, meanwhile=None):
         envs = len(inputs.reset[0])
         acted.append(envs)
         assert epsilon == pytest.approx(expected[envs](run.agent_steps))
-        return plain(inputs, state, epsilon, rng)
+        return plain(inputs, state, epsilon, rng, meanwhile)
 
     run.agent.act = act
     list(run.run())

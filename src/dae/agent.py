@@ -1,7 +1,7 @@
 """Algorithm 1: how the agent acts (l.8-9), and one update (l.16-33; l.14-15 are train.py's) from top to bottom."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from dae import objective as obj
 from dae.config import ActingConfig, LearningConfig, ObjectiveConfig
 from dae.diagnostics import update_metrics
-from dae.graphs import Captured
+from dae.graphs import Captured, fetch
 from dae.network import Inputs, Network
 from dae.replay import Window
 
@@ -83,19 +83,22 @@ class Actor:
         features, core = self.net.core(embeddings, resets, torch.zeros_like(state.core))
         return features[-1], ActorState(core, embeddings[1:], resets[1:])
 
-    @torch.no_grad()
     def act(
-        self, inputs: Inputs, state: ActorState, epsilon: float, rng: np.random.Generator
+        self, inputs: Inputs, state: ActorState, epsilon: float, rng: np.random.Generator,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[Int[np.ndarray, "b"], ActorState]:
-        """Epsilon-greedy on A, for one slot of B environments.                                            # l.8-9"""
+        """Epsilon-greedy on A, for one slot of B environments; `meanwhile` the device answers.             # l.8-9"""
         parts = inputs.prev_action, inputs.prev_reward, inputs.reset, *(inputs.obs[name] for name in self.net.spec)
         best, *after = self._choose(*parts, *state.tensors())
         state = ActorState(*(tensor.clone() for tensor in after))  # a recorded graph writes over its own at the next step
-        greedy = best.cpu().numpy()
+        answer = fetch(best)
+        if meanwhile is not None:
+            meanwhile()
+        greedy = answer().numpy()
         explore, random = rng.random(greedy.shape) < epsilon, rng.integers(0, self.net.sizes.num_actions, greedy.shape)
         return np.where(explore, random, greedy), state
 
-
+    @torch.no_grad()
     def _greedy(self, action: Tensor, reward: Tensor, reset: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
         """Tensors in, tensors out: argmax of A, and the state after."""
         names = list(self.net.spec)
@@ -140,6 +143,7 @@ class Agent(Actor):
             groups, betas=(learning.adam_beta1, learning.adam_beta2), eps=learning.adam_eps,
             fused=device.type in ("cpu", "cuda"), capturable=device.type == "cuda",
         )  # fmt: skip
+        vars(self.optimizer)["_warned_capturable_if_run_uncaptured"] = True  # a few plain steps before recording are meant
 
     # ---------------------------------------------------------------------------------------------------------- learning
 
@@ -226,13 +230,14 @@ class Agent(Actor):
         with torch.no_grad():
             self.log_temperature.copy_(state["log_temperature"])
             self.ema_temperature.copy_(state["ema_temperature"])
-        adam: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in state.items():
-            if name.startswith("adam."):
-                _, i, key = name.split(".")
-                adam.setdefault(int(i), {})[key] = tensor.clone()
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": adam, "param_groups": groups})
+            for i, p in enumerate(p for group in self.optimizer.param_groups for p in group["params"]):
+                slots = self.optimizer.state[p]  # in place, like all of it: a recorded graph knows no other memory
+                for slot in slots.values():
+                    slot.zero_()
+                for key in ("step", "exp_avg", "exp_avg_sq"):
+                    if (found := state.get(f"adam.{i}.{key}")) is not None:
+                        like = p if found.shape == p.shape else found  # a parameter's strides are its moments' too
+                        slots.setdefault(key, torch.zeros_like(like, device=self.device)).copy_(found)
 
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
         """The two networks only, as `train --from` wants it."""

@@ -5,6 +5,7 @@ observation gets a slot of its own that holds no transition: under NEXT_STEP it 
 is written beside.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,7 +75,7 @@ class Collector:
         self.envs, self.agent, self.replay, self.rng = envs, agent, replay, rng
         self.reward_classes = np.array(reward_classes, np.float32)
         e = envs.num_envs
-        self.inputs = ActingInputs(e, replay.frame_stack, agent.device)
+        self.inputs = ActingInputs(e, replay.frame_stack, torch.device("cpu"))  # `act` sends them on
         self.agent_steps = 0
         self.obs = envs.reset()
         self.reset, self.valid = np.ones(e, bool), np.ones(e, bool)  # o_t opens an episode; o_t is not an episode's last
@@ -88,10 +89,10 @@ class Collector:
         self.act(epsilon)
         return self.observe()
 
-    def act(self, epsilon: float) -> None:
-        """Choose an action in every environment; those that step by themselves begin to."""
+    def act(self, epsilon: float, meanwhile: Callable[[], None] | None = None) -> None:
+        """Choose an action in every environment; those that step by themselves begin to. `meanwhile` the device chooses."""
         inputs = self.inputs(self.obs, self.prev_action, self.prev_reward, self.reset)
-        action, after = self.agent.act(inputs, self.state, epsilon, self.rng)
+        action, after = self.agent.act(inputs, self.state, epsilon, self.rng, meanwhile)
         self.envs.send(action)
         self._acted = action, after
 

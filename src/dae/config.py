@@ -225,10 +225,10 @@ class RunConfig:
     """Everything random descends from it."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where tensors live."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of products in the network (PAPER.md D29)."""
-    fast: bool = False
-    """On CUDA: updates and acting recorded as graphs, the LSTM's loop as kernels. New, and not tried on a GPU yet."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of products in the network (PAPER.md D29); auto: bfloat16 where `fast` is in force, else float32."""
+    fast: bool = True
+    """On CUDA: graphs, kernels, products in 16 bits. Elsewhere there is nothing to choose."""
     threads: int = 0
     """CPU threads of PyTorch; 0: its own choice."""
     out: str = "runs"

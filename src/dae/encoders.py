@@ -6,12 +6,14 @@ Every encoder takes [N, stack, *shape] and is widened by the factor m (`width`).
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dae.errors import ConfigError
+from dae.lstm import HAS_TRITON
 
 Kind = Literal["mlp", "cnn", "impala"]
 
@@ -95,8 +97,43 @@ class Impala(nn.Module):
         layers += [nn.ReLU(), nn.Flatten(), nn.Linear(channels * height * width_px, embedding_dim)]
         self.layers = nn.Sequential(*layers)
 
+        self.stem: Literal["auto", "reference", "padded", "triton"] = "reference"
+        """How bytes are taken in, where products are in 16 bits; `fast` sets it. auto: by a kernel where it can run, else padded."""
+
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x.flatten(1, 2))
+
+    def takes_bytes(self, x: Tensor) -> bool:
+        """Whether `of_bytes` is the way for `x`."""
+        return self.stem != "reference" and x.dtype == torch.uint8 and torch.is_autocast_enabled(x.device.type)
+
+    def takes_kernel(self, x: Tensor) -> bool:
+        """Whether `of_bytes` leaves the stem to Triton."""
+        if self.stem != "auto":
+            return self.stem == "triton"
+        if not (x.device.type == "cuda" and HAS_TRITON and torch.cuda.get_device_capability(x.device) >= (8, 0)):
+            return False
+        from dae.stem_triton import fits
+
+        return fits(x.shape[1] * x.shape[2], len(self.layers[0].weight))  # type: ignore[arg-type]
+
+    def of_bytes(self, x: Tensor, scale: float) -> Tensor:
+        """The same of `scale` times the bytes `x`, [N, stack, c, h, w], in autocast's 16 bits.
+
+        Bytes are exact in them, so that the weights are scaled in place of the pictures. Tensor cores want channels by the eight. And
+        the bias may wait for the pooling, which leaves a quarter of the pixels: rounding, like the bias, keeps the largest the largest.
+        """
+        conv, pool = self.layers[0], self.layers[1]
+        assert isinstance(conv, nn.Conv2d) and conv.bias is not None
+        dtype = torch.get_autocast_dtype(x.device.type)
+        if self.takes_kernel(x):
+            from dae.stem_triton import conv_pool  # here, for `import dae` shall not need Triton
+
+            return self.layers[2:](conv_pool(x.flatten(1, 2), conv.weight, conv.bias, scale, dtype))
+        weight = conv.weight * scale
+        missing = (0, 0, 0, 0, 0, -weight.shape[1] % 8)
+        pooled = pool(F.conv2d(F.pad(x.flatten(1, 2).to(dtype), missing), F.pad(weight, missing), padding=1))
+        return self.layers[2:](pooled + conv.bias.to(dtype)[:, None, None])
 
 
 class Encoder(nn.Module):
@@ -122,8 +159,16 @@ class Encoder(nn.Module):
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         """{name: [N, stack, *shape]} -> [N, d]"""
         parts = zip(self.names, self.scales, self.parts, strict=True)
-        embeddings = [encode(obs[name].float() * scale) for name, scale, encode in parts]
+        embeddings = [
+            encode.of_bytes(obs[name], scale) if takes_bytes(encode, obs[name]) else encode(obs[name].float() * scale)
+            for name, scale, encode in parts
+        ]
         return rms_norm(sum(embeddings[1:], start=embeddings[0]))
+
+
+def takes_bytes(encode: nn.Module, x: Tensor) -> TypeGuard[Impala]:
+    """Whether an encoder takes pictures as they are stored."""
+    return isinstance(encode, Impala) and encode.takes_bytes(x)
 
 
 def rms_norm(x: Tensor) -> Tensor:

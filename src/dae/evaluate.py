@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dae.agent import Actor, ActorState
@@ -38,7 +39,7 @@ class Evaluation:
         many = source.many if isinstance(source, EnvSource) else partial(EnvList, source)
         self.agent, self.epsilon, self.diary, self.rng = agent, epsilon, diary, np.random.default_rng(acting_seed)
         self.envs: OwnEnvs = many(episodes, env_seed, channels)
-        self.inputs = ActingInputs(episodes, agent.net.sizes.frame_stack, agent.device)
+        self.inputs = ActingInputs(episodes, agent.net.sizes.frame_stack, torch.device("cpu"))  # `act` sends them on
         self.obs, self.reset = self.envs.reset(), np.ones(episodes, bool)
         self.prev_action, self.prev_reward = np.zeros(episodes, np.int64), np.zeros(episodes, np.float32)
         self.state: ActorState = agent.initial_state(episodes)

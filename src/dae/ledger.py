@@ -68,7 +68,7 @@ class Diary:
             return torch.from_numpy(np.stack(rows)[:, envs]).to(agent.device)
 
         def cat(rows: Iterator[Tensor]) -> Tensor:
-            return torch.cat(list(rows))[:, envs]
+            return torch.cat(list(rows))[:, envs].to(agent.device)
 
         seen = self.inputs
         obs = {name: cat(slot.obs[name] for slot in seen) for name in seen[0].obs}

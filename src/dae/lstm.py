@@ -21,7 +21,7 @@ class BlockLSTM(nn.Module):
     def __init__(self, input_dim: int, hidden_dim: int, blocks: int):
         super().__init__()
         self.hidden_dim, self.blocks = hidden_dim, blocks
-        # auto: kernels where they can run. `fast` sets it; until they have been tried on a GPU the reference is what runs.
+        # auto: kernels where they can run. `fast` sets it; without, the reference is what runs.
         self.implementation: Literal["auto", "reference", "triton"] = "reference"
         block = hidden_dim // blocks
         self.input = nn.Linear(input_dim, 4 * hidden_dim)

@@ -98,15 +98,16 @@ def dae_residual(
 
     Without `correct_skill`, A enters for the first action alone: the usual n-step target (PAPER.md D9).
     """
-    rows, backup = [], ema_value[-1]
-    for t in reversed(range(reward.shape[0])):
+    # unbind, not adv[t]: the gradient of an index is a whole [n, b] of zeros for each step.
+    gain, skill, decay, real, slow = (x.unbind() for x in (reward - luck, adv, discount, valid, ema_value))
+    rows, backup = list[Tensor](), slow[-1]
+    for t in reversed(range(len(gain))):
         if (t + 1) % backup_steps == 0:
-            backup = ema_value[t + 1]
-        uncorrected = reward[t] - luck[t] + discount[t] * backup
-        corrected = uncorrected - adv[t]
-        rows.append(corrected - value[t])
-        backup = torch.where(valid[t], corrected if correct_skill else uncorrected, ema_value[t])
-    return torch.stack(rows[::-1])
+            backup = slow[t + 1]
+        uncorrected = gain[t] + decay[t] * backup
+        rows.append(uncorrected - skill[t])
+        backup = torch.where(real[t], rows[-1] if correct_skill else uncorrected, slow[t])
+    return torch.stack(rows[::-1]) - value
 
 
 def start_mask(valid: Bool[Tensor, "n b"], backup_steps: int, starts: str) -> Bool[Tensor, "n b"]:

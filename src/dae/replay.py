@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dae.encoders import ObsSpec
+from dae.graphs import Captured
 from dae.network import Inputs
 
 
@@ -62,6 +63,7 @@ class Replay:
         frame_stack: int,
         device: torch.device | str = "cpu",
         state_dtype: torch.dtype | None = None,
+        fast: bool = False,
     ):
         self.slots, self.num_envs, self.frame_stack, self.device = capacity // num_envs, num_envs, frame_stack, torch.device(device)
 
@@ -73,6 +75,8 @@ class Replay:
         self.reset, self.terminal, self.valid = (ring(dtype=torch.bool) for _ in range(3))
         self.core_in = ring(state_dim, dtype=state_type(self.device) if state_dtype is None else state_dtype)
         self.count = np.zeros(num_envs, np.int64)  # slots ever written, by environment
+        self.packed = fast  # pictures of bytes leave with the channels of a pixel beside each other, as a GPU's convolutions want
+        self._write = Captured(self._put, self.device, fast)
 
     def rings(self) -> dict[str, Tensor]:
         """Everything that is stored, by name, [slots, num_envs, ...]: what a checkpoint keeps, with `count`."""
@@ -91,21 +95,21 @@ class Replay:
         valid: NDArray[np.bool_],
     ) -> None:
         """Write one slot for each of `envs` (no environment twice)."""
-        at = torch.from_numpy(self.count[envs] % self.slots), torch.from_numpy(envs)
-        for name, stored in self.obs.items():
-            stored[at] = torch.as_tensor(obs[name], dtype=stored.dtype, device=self.device)
-        numbers = (
-            (self.reset, reset),
-            (self.action, action),
-            (self.reward, reward),
-            (self.terminal, terminal),
-            (self.valid, valid),
-        )
-        for stored, number in numbers:
-            stored[at] = torch.as_tensor(number, dtype=stored.dtype, device=self.device)
-        largest = torch.finfo(self.core_in.dtype).max  # a cell grows by at most 1 a step, and could outgrow 16 bits
-        self.core_in[at] = core_in.clamp(-largest, largest).to(self.core_in)
+        rows = *(obs[name] for name in self.obs), reset, action, reward, terminal, valid
+        tensors = (torch.as_tensor(row, dtype=ring.dtype) for ring, row in zip(self._rings(), rows, strict=True))
+        self._write(torch.from_numpy(self.count[envs] % self.slots), torch.from_numpy(envs), core_in, *tensors)
         self.count[envs] += 1
+
+    def _rings(self) -> tuple[Tensor, ...]:
+        return *self.obs.values(), self.reset, self.action, self.reward, self.terminal, self.valid
+
+    def _put(self, slot: Tensor, env: Tensor, core_in: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Behind the updates that are under way, on a GPU: what they read is what was there before."""
+        for ring, row in zip(self._rings(), rows, strict=True):
+            ring[slot, env] = row
+        largest = torch.finfo(self.core_in.dtype).max  # a cell grows by at most 1 a step, and could outgrow 16 bits
+        self.core_in[slot, env] = core_in.clamp(-largest, largest).to(self.core_in)
+        return ()
 
     def oldest(self) -> NDArray[np.int64]:
         """The first slot, by count, that a window may start at: what it looks back on must not be overwritten."""
@@ -152,9 +156,19 @@ class Replay:
         # A frame is of this episode unless an opening frame lies between it and the newest one, the newest included.
         later_open = opens.flip(-1).cumsum(-1).flip(-1) - opens.long()
         same = later_open == 0
-        return {
-            name: ring[frames] * same.view(*same.shape, *[1] * (ring.dim() - 2)).to(ring.dtype) for name, ring in self.obs.items()
-        }
+        found = {}
+        for name, ring in self.obs.items():
+            if self.packed and ring.dtype == torch.uint8 and ring.dim() == 5 and ring[0, 0].numel() % 8 == 0:
+                found[name] = self._packed(ring, frames, same)
+            else:
+                found[name] = ring[frames] * same.view(*same.shape, *[1] * (ring.dim() - 2)).to(ring.dtype)
+        return found
+
+    def _packed(self, ring: Tensor, frames: tuple[Tensor, Tensor], same: Tensor) -> Tensor:
+        """The same numbers, [T+1, B, stack, c, h, w], but in memory they lie as [T+1, B, h, w, stack, c]."""
+        eights = ring.flatten(2).view(torch.int64)[frames] * same[..., None]  # eight bytes at a time
+        pictures = eights.view(torch.uint8).unflatten(-1, ring.shape[2:])
+        return pictures.permute(0, 1, 4, 5, 2, 3).contiguous().permute(0, 1, 4, 5, 2, 3)
 
     def rewards(self) -> Float[Tensor, "n"]:
         """All rewards that are stored, of real transitions."""

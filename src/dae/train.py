@@ -15,7 +15,7 @@ from torch import Tensor
 from dae.agent import Actor, Agent, Signals
 from dae.collect import Collector, Episode
 from dae.config import Config
-from dae.encoders import ObsSpec
+from dae.encoders import Impala, ObsSpec
 from dae.envs.gymnasium import AnyEnv, Envs, EnvSource
 from dae.errors import ConfigError, Diverged, enough_memory
 from dae.evaluate import Evaluation
@@ -69,6 +69,11 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def pick_precision(name: str, fast: bool) -> torch.dtype:
+    """`auto`: 16 bits where `fast` is in force."""
+    return torch.bfloat16 if name == "bfloat16" or (name == "auto" and fast) else torch.float32
+
+
 def pick_reward_classes(cfg: Config, declared: tuple[float, ...]) -> tuple[float, ...]:
     """The classes in force; empty: general rewards."""
     mode, given = cfg.environment.rewards, cfg.environment.reward_classes
@@ -109,10 +114,23 @@ def _build_agent(cfg: Config, spec: ObsSpec, sizes: Sizes) -> Agent:
             raise MemoryError(f"{weights:,} weights, of which a learner needs {COPIES} copies")
         torch.manual_seed(int(Seeds.of(cfg.run.seed).network.generate_state(1)[0]))
         network = Network(spec, sizes)
-    if cfg.run.fast and isinstance(network.core, RecurrentCore):
+    device = pick_device(cfg.run.device)
+    fast = cfg.run.fast and device.type == "cuda"
+    if fast:
+        prepare(network)
+    precision = pick_precision(cfg.run.precision, fast)
+    return Agent(network.to(device), cfg.objective, cfg.learning, cfg.acting, precision, fast)
+
+
+def prepare(network: Network) -> None:
+    """For `fast`: kernels in the place of plain loops; channels beside each other; cuDNN tries out what is fastest for each shape."""
+    if isinstance(network.core, RecurrentCore):
         network.core.lstm.implementation = "auto"
-    run, precision = cfg.run, {"float32": torch.float32, "bfloat16": torch.bfloat16}[cfg.run.precision]
-    return Agent(network.to(pick_device(run.device)), cfg.objective, cfg.learning, cfg.acting, precision, run.fast)
+    for part in network.encoder.parts:
+        if isinstance(part, Impala):
+            part.stem = "auto"
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # before there are a copy and an optimiser
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # 0: try all of them
 
 
 class Trainer:
@@ -128,6 +146,7 @@ class Trainer:
             agent.net.state_dim,
             cfg.environment.frame_stack,
             agent.device,
+            fast=cfg.run.fast and agent.device.type == "cuda",
         )
         self.replay_rng = np.random.default_rng(seeds.replay)
         self.collector = Collector(envs, agent, self.replay, np.random.default_rng(seeds.acting), agent.net.sizes.reward_classes)
@@ -147,6 +166,8 @@ class Trainer:
         self._snapshot: Actor | None = None
         self._variance_due = 0
         self._update = Captured(self._learn_from, agent.device, cfg.run.fast)
+        self.ahead = self.recorded
+        """A device that works by itself is sent the updates before its choice of actions is waited for: it is never idle."""
         self._sums: list[Tensor] = []
         self._names: list[str] = []
         self._summed = 0
@@ -192,8 +213,12 @@ class Trainer:
     def step(self) -> list[Episode]:
         """One step of every environment, and the updates that fall due. Returns the episodes that ended."""
         epsilon = self.cfg.acting.epsilon(self.agent_steps, self.cfg.learning.total_agent_steps)
-        self.collector.act(epsilon)  # l.8-9: the environments are set going, and ...
-        self.catch_up()  # ... while they step, the learner learns from what was there before (PAPER.md D32)
+        # l.8-9: the environments are set going, and while they step, the learner learns from what was there before (PAPER.md D32).
+        if self.ahead:
+            self.collector.act(epsilon, self.catch_up)
+        else:
+            self.collector.act(epsilon)
+            self.catch_up()
         return self.collector.observe()  # l.10-12
 
     def snapshot(self) -> Actor:
