@@ -396,7 +396,9 @@ def test_all_presets_are_recorded():
     assert (options.config.objective.corrections, options.config.network.core, options.config.run.threads) == ("skill", "mlp", 1)
 
 
-@pytest.mark.parametrize(("text", "steps"), [("10k", 10_000), ("1.5M", 1_500_000), ("1e4", 10_000), ("70000", 70_000)])
+@pytest.mark.parametrize(
+    ("text", "steps"), [("10k", 10_000), ("1.5M", 1_500_000), ("1e4", 10_000), ("1.001k", 1_001), ("70000", 70_000)]
+)
 def test_agent_steps_may_be_short(text, steps):
     for words in (["--total-agent-steps", text], [f"--total-agent-steps={text}"], ["--total_agent_steps", text]):
         assert _parse(Train, "train", ["--env", "X", *words]).config.learning.total_agent_steps == steps

@@ -195,7 +195,10 @@ class DAE:
     # -------------------------------------------------------------------------------------------------------------- files
 
     def save(self, path: str | Path) -> Path:
-        """A checkpoint folder: weights, optimiser, configuration. The replay is not in it."""
+        """A checkpoint folder: weights, optimiser, configuration. The replay is not in it.
+
+        A checkpoint that is there is replaced; any other folder that holds something is refused.
+        """
         more = {"saved": time.time(), "reward_scale": self.reward_scale}
         return save_checkpoint(Path(path), self.agent.state_dict(), self.now(), more)
 

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -188,7 +189,9 @@ def run(argv: list[str]) -> int:
         return 141
     except OSError as error:
         _drop_output()
-        return _complain(failure(error.filename or "the output", error))
+        if error.filename is not None:
+            return _complain(DaeError(f"{error.filename}: {error.strerror}"))
+        return _complain(failure("the output", error))
 
 
 def _complain(error: DaeError) -> int:
@@ -384,8 +387,8 @@ def _expanded(word: str, before: str) -> str:
     number = re.fullmatch(r"(\d+\.?\d*(?:e\d{1,2})?)([kM]?)", text)
     if number is None or not re.fullmatch(r"--[\w-]+[-_]agent[-_]steps", option if equals else before):
         return word
-    count = float(number[1]) * {"": 1, "k": 1_000, "M": 1_000_000}[number[2]]
-    return f"{option}{equals}{int(count)}" if count == int(count) and not number[0].isdigit() else word
+    count = Decimal(number[1]) * {"": 1, "k": 1_000, "M": 1_000_000}[number[2]]  # exact: 1.001k is 1001
+    return f"{option}{equals}{int(count)}" if count == int(count) else word
 
 
 def _values(argv: list[str], option: str) -> list[str]:
