@@ -3,6 +3,7 @@
 import json
 import time
 
+import numpy as np
 import pytest
 
 from conftest import tiny_config
@@ -31,7 +32,8 @@ def test_an_iteration_is_the_sum_of_what_it_does(monkeypatch):
     assert set(found["parts_ms"]) == set(bench.PARTS)
     assert all(ms >= 0 for ms in found["parts_ms"].values())
     assert found["parts_ms"]["backward"] > 0 < found["parts_ms"]["forward"]
-    assert 1e3 * slow < found["iteration_ms"] < 1e3 * slow + 20 * sum(found["parts_ms"].values())
+    assert found["iteration_ms"] > 1e3 * slow
+    assert found["iteration_ms"] == np.median(found["rounds_ms"])
     assert len(found["rounds_ms"]) == 2
     assert updates[-1] - updates[-11] == 10, "an update for each iteration"
     assert found["agent_steps_per_second"] == pytest.approx(2e3 / found["iteration_ms"])
