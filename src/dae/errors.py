@@ -1,6 +1,7 @@
 """Errors that a user can act on: one line each, and the exit code that the command line ends with."""
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -41,6 +42,18 @@ class MissingExtra(DaeError):
 
     def __init__(self, feature: str, extra: str):
         super().__init__(f"{feature} needs an extra: pip install 'dae-rl[{extra}]'")
+
+
+class DaeWarning(UserWarning):
+    """Something that a user should know though nothing failed. The command line prints it as one line."""
+
+
+def within(name: str, value: float, least: float, most: float = math.inf) -> None:
+    """Refuses an option outside its limits, NaN too."""
+    if not least <= value <= most:
+        raise ConfigError(
+            f"{name}={value}: must be " + (f"at least {least}" if most == math.inf else f"between {least} and {most}")
+        )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
