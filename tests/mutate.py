@@ -402,7 +402,7 @@ MISTAKES = {
         ("DISABLED: the first observation is lost", "return Stepped(self._read(opened), reward", "return Stepped(obs, reward"),
         ("every episode has the first one's seed", "            self._episode[e] += 1\n", ""),
         ("raw rewards of a list of environments are lost", "np.array(truncated), raw_reward=paid)", "np.array(truncated))"),
-        ("actions lose their offset", ".step(self.first_action + action)", ".step(action)"),
+        ("actions lose their offset", "self.envs[e], self.first_action + action)", "self.envs[e], action)"),
         (
             "all environments of a vector share a seed",
             "self.envs.reset(seed=self._seed)",

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dae import DAE, load_player
-from dae.errors import ConfigError, EnvironmentFault, FileError, ResourceError
+from dae.envs.pomdps import TMaze
+from dae.errors import ConfigError, DaeWarning, EnvironmentFault, FileError, ResourceError
 from dae.ledger import Diary
 from dae.run.checkpoint import export, load_checkpoint
 
@@ -108,6 +109,56 @@ def test_predict_warns_of_a_lost_state_and_of_a_missing_reward(learned):
     assert isinstance(action, int)
 
 
+def test_predict_has_two_warnings():
+    """Catches: the second one, which the first one silences."""
+    agent, obs = DAE("dae/TMaze-v0", **TINY), np.zeros(5, np.float32)
+    _, state = agent.predict(obs)
+    with pytest.warns(UserWarning, match="without `reward`"):
+        agent.predict(obs, state)
+    with pytest.warns(UserWarning, match="without the state of the step before"):
+        agent.predict(obs, episode_start=False, reward=0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agent.predict(obs, state)
+        agent.predict(obs, episode_start=False, reward=0.0)
+
+
+ROWS = np.zeros((4, 5), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("obs", "options", "error", "words"),
+    [
+        (ROWS[:0], {}, ConfigError, "an empty batch"),
+        (ROWS[:3], {"reward": 0.0}, ConfigError, r"3 observation\(s\), and the state of 4"),
+        (ROWS[0], {"reward": 0.0}, ConfigError, r"1 observation\(s\), and the state of 4"),
+        (
+            ROWS,
+            {"episode_start": [True, False], "reward": 0.0},
+            ConfigError,
+            "episode_start must be one value, or one for each of the 4",
+        ),
+        (ROWS, {"reward": [0.0, 1.0]}, ConfigError, "reward must be one value, or one for each of the 4"),
+        (ROWS, {"reward": np.array([0, 1, np.nan, 0])}, ConfigError, "reward is not finite"),
+        (ROWS, {"reward": "much"}, ConfigError, "reward must be one value"),
+        (ROWS * np.nan, {"reward": 0.0}, EnvironmentFault, "holds NaN or infinity"),
+        (np.zeros((4, 6)), {"reward": 0.0}, EnvironmentFault, r"has the shape \(6,\)"),
+        (None, {"reward": 0.0}, EnvironmentFault, "does not allow"),
+    ],
+)
+def test_what_predict_refuses(learned, obs, options, error, words):
+    _, state = learned.predict(ROWS, episode_start=True)
+    with pytest.raises(error, match=words) as caught:
+        learned.predict(obs, state, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_predict_names_a_missing_part():
+    agent = DAE(Own, **TINY)
+    with pytest.raises(EnvironmentFault, match="has no part 'look'"):
+        agent.predict({"time": 0})
+
+
 def test_a_saved_agent_comes_back_whole(learned, tmp_path):
     """Catches: a part of the learner that the checkpoint forgets."""
     path = learned.save(tmp_path / "agent")
@@ -133,6 +184,99 @@ def test_an_export_plays_like_the_agent_and_holds_nothing_else(learned, tmp_path
         v.numel() for k, v in learned.agent.state_dict().items() if k.startswith(("net.encoder", "net.core", "net.adv"))
     )
     assert path.stat().st_size < sixteen_bit + 8_000
+
+
+FAULTS = {
+    "NaN observation": ({}, {2: (np.full(5, np.nan), 0.0, False, False, {})}, "step 2: step.*holds NaN"),
+    "NaN reward": ({}, {2: (np.zeros(5), np.nan, False, False, {})}, "step 2: .*the reward nan"),
+    "no reward": ({}, {1: (np.zeros(5), None, False, False, {})}, "step 1: .*the reward None, which is no number"),
+    "four values": ({}, {1: (np.zeros(5), 0.0, False, {})}, "step 1: .*must return"),
+    "step raises": ({}, {1: OSError("the socket\nis closed")}, "step 1: step.. raised OSError: the socket is closed"),
+    "reset raises": ({"reset": KeyError("nope")}, {}, "step 0: reset.. raised KeyError"),
+    "reset without info": ({"reset": np.zeros(5)}, {}, "step 0: reset.. must return .observation, info"),
+    "render raises": ({"render": ValueError("no display")}, {}, "step 1: render.. raised ValueError: no display"),
+}
+
+
+class Faulty(gym.Env):
+    """Observed as the T-maze is."""
+
+    observation_space, action_space = gym.spaces.Box(0, 1, (5,), np.float32), gym.spaces.Discrete(3)
+    render_mode = "rgb_array"
+
+    def __init__(self, others, steps):
+        self.others, self.steps, self.t = others, steps, 0
+
+    def answer(self, answer):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def reset(self, *, seed=None, options=None):
+        return self.answer(self.others.get("reset", (np.zeros(5), {})))
+
+    def step(self, action):
+        self.t += 1
+        return self.answer(self.steps.get(self.t, (np.zeros(5), 0.0, self.t == 3, False, {})))
+
+    def render(self):
+        return self.answer(self.others.get("render"))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_playing_checks_what_training_checks(learned, name):
+    """Catches: a traceback, and a score of NaN."""
+    others, steps, words = FAULTS[name]
+    with pytest.raises(EnvironmentFault, match=f"^episode seed 7, {words}") as caught:
+        list(learned.player().play(Faulty(others, steps), seed=7))
+    assert "\n" not in str(caught.value)
+    assert len(list(learned.player().play(Faulty({}, {})))) == 3
+
+
+@pytest.mark.parametrize(
+    ("obs", "reward", "words"),
+    [
+        (ROWS[0], None, "the reward is None"),
+        (ROWS[0], np.nan, "the reward is nan"),
+        (ROWS[0] + np.nan, 0.0, "NaN"),
+        (None, 0.0, "shape"),
+    ],
+)
+def test_what_a_player_refuses(learned, obs, reward, words):
+    with pytest.raises(EnvironmentFault, match=words):
+        learned.player().act(obs, reward)
+
+
+@pytest.mark.parametrize("options", [{"epsilon": 2}, {"epsilon": -0.1}, {"epsilon": float("nan")}, {"seed": -1}])
+def test_limits_of_playing(learned, options):
+    """Catches: shares above one, NaN that compares as false, and a seed that NumPy refuses at length."""
+    with pytest.raises(ConfigError, match=f"{next(iter(options))}=.*must be"):
+        learned.player(**options)
+    with pytest.raises(ConfigError, match=f"{next(iter(options))}=.*must be"):
+        learned.evaluate(1, **options)
+    with pytest.raises(ConfigError, match="episodes=0: must be at least 1"):
+        learned.evaluate(0)
+
+
+def test_whose_keyword_arguments_are_used(learned, tmp_path):
+    """Catches: another task that is played without a word, and arguments that are given and dropped."""
+    path = learned.save(tmp_path / "agent")
+
+    def length(env, **options):
+        return load_player(path, env, **options)[1].make().unwrapped.length
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert length(None) == length("dae/TMaze-v0") == 3
+        assert length(TMaze, env_kwargs={"length": 7}) == length(None, env_kwargs={"length": 7}) == 7
+        assert length(TMaze, env_kwargs={}) == length(TMaze()) == 10
+        assert DAE.load(path, TMaze, env_kwargs={"length": 7}).source.make().length == 7
+    for env in (TMaze, "dae.envs.pomdps:TMaze", lambda: TMaze()):
+        with pytest.warns(DaeWarning, match=r"env_kwargs \{'length': 3\} are not used") as said:
+            assert length(env) == 10
+        assert len(said) == 1
+        with pytest.warns(DaeWarning, match="are not used"):
+            assert DAE.load(path, env).source.make().length == 10
 
 
 def test_weights_only(learned, tmp_path):
@@ -179,8 +323,24 @@ def test_whose_actions_are_played(which, learned, tmp_path):
 
 def test_what_does_not_fit_is_refused(learned, tmp_path):
     path = learned.save(tmp_path / "agent")
-    with pytest.raises(ConfigError, match="trained with other observations"):
-        DAE.load(path, env="CartPole-v1")
+    words = r"trained with other observations \(obs \(5,\) float32\) than this environment has \(obs \(4,\) float32\)"
+    with pytest.raises(ConfigError, match=words):
+        DAE.load(path, env="CartPole-v1", env_kwargs={})
+    with pytest.raises(ConfigError, match=words):
+        DAE("CartPole-v1", **TINY).load_weights(path)
+    with pytest.raises(ConfigError, match=words):
+        load_player(path, env="CartPole-v1", env_kwargs={})
+    with pytest.raises(EnvironmentFault, match="actions of type Box are not supported"):
+        load_player(path, env="Pendulum-v1", env_kwargs={})
+    with pytest.raises(ConfigError, match=r"options that were given \(core_dim\) make another network"):
+        DAE.load(path, core_dim=64)
+    exported = export(tmp_path / "a.safetensors", learned.agent.state_dict(), learned.blueprint)
+    with pytest.raises(FileError, match="an export can only be played"):
+        DAE.load(exported)
+    with pytest.raises(FileError, match="an export can only be played"):
+        learned.load_weights(exported)
+    with pytest.raises(FileError, match="not an exported agent"):
+        DAE.load(path / "agent.safetensors")
     with pytest.raises(ConfigError, match="trained with another network"):
         DAE("dae/TMaze-v0", **TINY | {"embedding_dim": 16}).load_weights(path)
     with pytest.raises(ResourceError, match=r"GiB of memory.*at most about"):
@@ -191,6 +351,12 @@ def test_what_does_not_fit_is_refused(learned, tmp_path):
         DAE("Pendulum-v1", **TINY)
     with pytest.raises(FileError, match="neither a run folder"):
         DAE.load(tmp_path)
+
+
+@pytest.mark.parametrize("preset", [None, 5, [5], {"laptop"}])
+def test_presets_that_are_no_names(preset):
+    with pytest.raises(ConfigError, match=r"preset=.*must be the name of a preset"):
+        DAE("CartPole-v1", preset=preset)
 
 
 class Own(gym.Env):

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import yaml
 
@@ -19,6 +20,7 @@ import dae.run.checkpoint
 from dae.api import DAE
 from dae.cli import Train, _parse, run
 from dae.config import OPTIONS
+from dae.envs.pomdps import TMaze
 from dae.run.lock import Lock
 from dae.run.record import read_jsonl
 from dae.run.session import announce
@@ -204,7 +206,22 @@ def test_presets_stack_and_options_override_them(capsys):
         ("train --env CartPole-v1 --num-outcomes 1000000", 4, "of which a learner needs 5 copies"),
         ("train --env test_cli:Shut --preset laptop", 3, "step 0: reset() raised KeyError"),
         ("help trian", 2, "did you mean 'train'"),
+        ("eval nowhere --epsilon 2", 2, "epsilon=2.0: must be between 0 and 1"),
+        ("eval nowhere --epsilon nan", 2, "epsilon=nan: must be between 0 and 1"),
+        ("eval nowhere --seed=-1", 2, "seed=-1: must be at least 0"),
+        ("play nowhere --epsilon 7", 2, "epsilon=7.0: must be between 0 and 1"),
+        ("play nowhere --seed=-1", 2, "seed=-1: must be at least 0"),
+        ("play nowhere --video foo.txt", 2, "video=foo.txt: must be the name of an .mp4 file"),
+        ("play nowhere --video foo", 2, "must be the name of an .mp4 file"),
+        ("play nowhere --video foo.gif", 2, "must be the name of an .mp4 file"),
+        ("play nowhere --video .", 2, "must be the name of an .mp4 file"),
+        ("play nowhere --video /dev/null/foo.mp4", 5, "/dev/null/foo.mp4: "),
+        ("eval nowhere --env x:Y --env-kwargz a=1", 2, "no option --env-kwargz (did you mean '--env-kwargs'?)"),
         ("check --env Pendulum-v1", 3, "Box are not supported"),
+        ("check --env CartPol-v1", 2, "did you mean 'CartPole-v1'"),
+        ("check --env nowhere.at_all:Env", 2, "No module named"),
+        ("check --env CartPole-v1 --seed=-1", 2, "seed=-1: must be at least 0"),
+        ("check --env os:getcwd", 3, "not a gymnasium.Env"),
     ],
 )
 def test_bad_input_ends_in_one_line_and_a_code(command, code, words, tmp_path, monkeypatch, capsys):
@@ -495,3 +512,160 @@ def test_tensorboard_that_is_asked_for_by_name(monkeypatch, capsys):
     monkeypatch.setattr(dae.cli.importlib.util, "find_spec", lambda name: None)
     assert run(["train", "--env", "dae/TMaze-v0", "--tensorboard"]) == 6
     assert "pip install 'dae-rl[tensorboard]'" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------ eval, play and check
+
+
+class Maze(TMaze):
+    """Somebody's own T-maze, with a time limit."""
+
+    def reset(self, *, seed=None, options=None):
+        self.left = 20
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.left -= 1
+        obs, reward, terminated, _, info = super().step(action)
+        return obs, reward, terminated, self.left == 0, info
+
+
+class Blind(Maze):
+    """Has nothing to show."""
+
+    metadata = {"render_modes": [], "reward_classes": (-1.0, 0.0, 1.0)}
+
+    def __init__(self, length=10):
+        super().__init__(length)
+
+
+class Shows(Maze):
+    """What it renders can be chosen."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": "fast", "reward_classes": (-1.0, 0.0, 1.0)}
+
+    def __init__(self, what, render_mode=None):
+        super().__init__(3, render_mode)
+        self.what = what
+
+    def render(self):
+        if self.what == "no pygame":
+            raise gym.error.DependencyNotInstalled('pygame is not installed, run `pip install "gymnasium[classic-control]"`')
+        return {
+            "nothing": None,
+            "floats": np.zeros((16, 16, 3)),
+            "a plane": np.zeros((16, 16), np.uint8),
+            "a dot": np.zeros((1, 1, 3), np.uint8),
+            "odd": np.zeros((33, 21, 3), np.uint8),
+        }[self.what]
+
+
+class Leaks(Maze):
+    """Raises when it is closed."""
+
+    def close(self):
+        raise RuntimeError("the socket is gone")
+
+
+class Marked(Maze):
+    """Speaks in what rich takes for markup."""
+
+    def step(self, action):
+        raise ValueError("bad tag [/red] in dae-rl[atari]")
+
+
+def complaint(capsys):
+    """The one line on stderr."""
+    words = capsys.readouterr().err.strip()
+    assert words.count("\n") == 0, words
+    return words
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "words"),
+    [
+        ("nothing", 3, "dae: render() returned no picture to write"),
+        ("floats", 3, "dae: render() returned float64 (16, 16, 3): a picture is uint8 (height, width, 3)"),
+        ("a plane", 3, "returned uint8 (16, 16)"),
+        ("a dot", 3, "a picture of (1, 1)"),
+        ("no pygame", 6, "dae: rendering needs an extra: pip install 'dae-rl[render]'"),
+    ],
+)
+def test_a_video_that_cannot_be_made_is_no_video(trained, what, code, words, tmp_path, capsys):
+    """Catches: a video that is reported and not there, half a file, and a traceback."""
+    target = tmp_path / "videos" / "v.mp4"
+    command = ["play", str(trained), "--env", "test_cli:Shows", "--env-kwargs", f"what={what}", "--video", str(target)]
+    assert run(command) == code
+    assert words in complaint(capsys)
+    assert not list(target.parent.iterdir())
+
+
+def test_a_video_of_odd_pictures_at_no_known_rate(trained, tmp_path, capsys):
+    target = tmp_path / "v.mp4"
+    assert run(["play", str(trained), "--env", "test_cli:Shows", "--env-kwargs", "what=odd", "--video", str(target)]) == 0
+    assert f"video: {target}" in capsys.readouterr().out
+    assert [p.name for p in tmp_path.iterdir()] == ["v.mp4"]
+
+
+def test_a_video_of_an_environment_without_pictures(trained, tmp_path, capsys):
+    """Catches: an hour of play, and no picture at its end."""
+    command = ["play", str(trained), "--env", "test_cli:Blind", "--env-kwargs", "length=3", "--video", str(tmp_path / "v.mp4")]
+    assert run(command) == 3
+    assert complaint(capsys) == "dae: Blind renders no pictures (render_mode='rgb_array'): play it without --video"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("verb", ["eval", "play"])
+def test_keyword_arguments_of_another_name(trained, verb, capsys):
+    """Catches: another task that is played without a word."""
+    command = [verb, str(trained), "--episodes", "1"]
+    assert run([*command, "--env", "test_cli:Maze"]) == 0
+    assert "dae: the checkpoint's env_kwargs {'length': 3} are not used" in complaint(capsys)
+    for more in (["--env", "test_cli:Maze", "--env-kwargs", "length=3"], ["--env-kwargs", "length=5"], ["--env", "dae/TMaze-v0"]):
+        assert run([*command, *more]) == 0
+        assert complaint(capsys) == ""
+
+
+def test_the_warning_comes_once_with_a_ledger(trained, tmp_path, capsys):
+    command = ["eval", str(trained), "--episodes", "1", "--env", "test_cli:Maze", "--ledger", str(tmp_path / "steps.csv")]
+    assert run(command) == 0
+    assert "are not used" in complaint(capsys)
+
+
+def test_what_an_agent_cannot_play_or_load(trained, tmp_path, capsys):
+    assert run(["play", str(trained), "--env", "Pendulum-v1", "--env-kwargs", "g=9.81"]) == 3
+    assert "actions of type Box are not supported" in complaint(capsys)
+    exported = tmp_path / "a.safetensors"
+    assert run(["export", str(trained), "--to", str(exported)]) == 0
+    assert run(["eval", str(exported), "--ledger", str(tmp_path / "steps.csv")]) == 5
+    assert "an export can only be played" in complaint(capsys)
+
+
+def test_results_outlive_what_close_raises(trained, tmp_path, capsys):
+    """Catches: an evaluation, or a run's end, that is lost to a socket."""
+    for verb in ("eval", "play"):
+        assert run([verb, str(trained), "--env", "test_cli:Leaks", "--env-kwargs", "length=3", "--episodes", "2"]) == 0
+        shown = capsys.readouterr()
+        assert "dae: close() of Leaks raised RuntimeError: the socket is gone" in shown.err
+        assert "score" in shown.out
+    assert run(["train", "--env", "test_cli:Leaks", *TINY, "--out", str(tmp_path), "--quiet"]) == 0
+    assert capsys.readouterr().err.count("dae: close() of Leaks raised") == 1
+    assert (tmp_path / "default" / "Leaks" / "seed0" / "curve.png").is_file()
+
+
+def test_check_shows_words_as_they_are(monkeypatch, capsys):
+    """Catches: brackets that rich takes for markup."""
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["check", "--env", "test_cli:Marked"]) == 3
+    shown = capsys.readouterr()
+    assert "bad tag [/red] in dae-rl[atari]" in shown.out
+    assert "bad tag [/red] in dae-rl[atari]" in shown.err
+
+
+def test_describe_and_doctor_show_words_as_they_are(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["describe", "--preset", "laptop", "--env", "dae/TMaze-v0", "--out", "results[/red]"]) == 0
+    assert "results[/red]" in capsys.readouterr().out
+    (tmp_path / "[bold]").symlink_to(trained)
+    assert run(["doctor", str(tmp_path / "[bold]")]) == 0
+    assert "[bold]" in capsys.readouterr().out

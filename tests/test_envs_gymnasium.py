@@ -10,8 +10,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from conftest import MODES, REWARD_CLASSES, counters
+from dae.envs.check import check_env
 from dae.envs.gymnasium import EnvList, VectorAdapter, declared_reward_classes, env_source
-from dae.errors import ConfigError, EnvironmentFault
+from dae.errors import ConfigError, DaeWarning, EnvironmentFault, MissingExtra
 
 
 class Plain(gym.Env):
@@ -32,7 +33,7 @@ class Plain(gym.Env):
     def step(self, action):
         self.t += 1
         answer = self.answers.get("step", {}).get(self.t, (self.zeros, 0.0, self.t == 2, False, {}))
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -108,10 +109,18 @@ def test_a_time_limit_of_ours():
         ("no_such_module:Env", {}, ConfigError, ["No module named 'no_such_module'"]),
         ("test_envs_gymnasium:Plane", {}, ConfigError, ["has no Plane", "did you mean 'Plain'?"]),
         ("test_envs_gymnasium:MODES", {}, ConfigError, ["MODES can't be called"]),
+        ("broken_module:Env", {}, ConfigError, ["importing broken_module raised ZeroDivisionError"]),
+        ("leaving_module:Env", {}, ConfigError, ["importing leaving_module raised SystemExit: 4"]),
+        (":Env", {}, ConfigError, ["importing"]),
         (Plain(), {"a": 1}, ConfigError, ["env_kwargs"]),
+        (5, {}, ConfigError, ["env=5: must be an id, package.module:Class, a class"]),
+        (["CartPole-v1"], {}, ConfigError, ["must be an id"]),
     ],
 )
-def test_what_cannot_be_named(given, kwargs, error, words):
+def test_what_cannot_be_named(given, kwargs, error, words, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_module.py").write_text("1 / 0\n")
+    (tmp_path / "leaving_module.py").write_text("import sys\n\nsys.exit(4)\n")
     with pytest.raises(error) as caught:
         env_source(given, kwargs)
     one_line(caught, *words)
@@ -120,6 +129,19 @@ def test_what_cannot_be_named(given, kwargs, error, words):
 class Refuses(Plain):
     def __init__(self, size):
         raise ValueError(f"size={size}: too small")
+
+
+class Leaves(Plain):
+    def __init__(self, render_mode=None):
+        sys.exit(4)
+
+
+class Unfinished(gym.Env):
+    action_space = spaces.Discrete(2)
+
+
+class Duck:
+    observation_space, action_space = Plain.observation_space, Plain.action_space
 
 
 class Uncopyable(Plain):
@@ -132,8 +154,13 @@ class Uncopyable(Plain):
     [
         (lambda size: Plain(), {"length": 1}, ["can't be made with {'length': 1}", "length"]),
         ("dae/TMaze-v0", {"size": 1}, ["environment 'dae/TMaze-v0' can't be made with {'size': 1}", "size"]),
-        (Refuses, {"size": 1}, ["size=1: too small"]),
-        (Uncopyable(), {}, ["Uncopyable can't be copied", "holds a socket", "DAE(lambda: Uncopyable())"]),
+        (Refuses, {"size": 1}, ["can't be made with {'size': 1}: ValueError: size=1: too small"]),
+        (Leaves, {}, ["can't be made with {}: SystemExit: 4"]),
+        (Unfinished, {}, ["environment Unfinished: has no observation_space"]),
+        (Duck, {}, ["type Duck, not a gymnasium.Env"]),
+        (lambda: None, {}, ["type NoneType, not a gymnasium.Env"]),
+        ("os:getcwd", {}, ["type str, not a gymnasium.Env"]),
+        (Uncopyable(), {}, ["Uncopyable can't be copied", "TypeError: holds a socket", "DAE(lambda: Uncopyable())"]),
     ],
 )
 def test_what_cannot_be_made(given, kwargs, words):
@@ -149,12 +176,21 @@ def test_what_cannot_be_made(given, kwargs, words):
 NAN = np.array([np.nan, 0], np.float32)
 STEPS = {
     "raises": (RuntimeError("the joystick broke"), "raised RuntimeError: the joystick broke"),
+    "leaves": (SystemExit(3), "raised SystemExit: 3"),
     "raises at length": (ValueError("no such\n  joint"), "raised ValueError: no such joint"),
     "four values": ((Plain.zeros, 0.0, False, {}), "must return (observation, reward, terminated, truncated, info)"),
     "no tuple": (None, "must return (observation, reward, terminated, truncated, info)"),
     "NaN reward": ((Plain.zeros, float("nan"), False, False, {}), "returned the reward nan"),
     "infinite reward": ((Plain.zeros, -np.inf, False, False, {}), "returned the reward -inf"),
     "infinite in single precision": ((Plain.zeros, 1e39, False, False, {}), "returned the reward"),
+    "a reward whose square overflows": ((Plain.zeros, 1e25, False, False, {}), "the reward 1e+25, but 1e+18 is the most"),
+    "a reward beyond all floats": ((Plain.zeros, -(10**400), False, False, {}), "returned the reward inf"),
+    "reward in text": ((Plain.zeros, "1", False, False, {}), "returned the reward '1', which is no number"),
+    "raw reward in text": (
+        (Plain.zeros, 0.0, False, False, {"dae.raw_reward": "1"}),
+        "info['dae.raw_reward']: '1', which is no number",
+    ),
+    "raw reward NaN": ((Plain.zeros, 0.0, False, False, {"dae.raw_reward": np.nan}), "returned info['dae.raw_reward']: nan"),
     "reward None": ((Plain.zeros, None, False, False, {}), "returned the reward None, which is no number"),
     "rewards": ((Plain.zeros, np.zeros(2), False, False, {}), "which is no number"),
     "terminated 1": ((Plain.zeros, 0.0, 1, False, {}), "returned terminated=1, which is not a bool"),
@@ -227,8 +263,138 @@ def test_declared_reward_classes():
     assert declared_reward_classes(Declares()) == (0.0, 1.0)
     assert declared_reward_classes(gym.wrappers.TimeLimit(Declares(), 3)) == (0.0, 1.0)
     assert declared_reward_classes(Plain()) == ()
+    for nothing in (None, {}, {"reward_classes": ()}):
+        assert declared_reward_classes(type("Silent", (Plain,), {"metadata": nothing})()) == ()
     for mode in MODES:
         assert counters(mode)[0].reward_classes == REWARD_CLASSES
+
+
+@pytest.mark.parametrize("declared", ["abc", "01", 5, None, (0, "x"), (0, None), (0, np.nan)])
+def test_reward_classes_that_are_no_numbers(declared):
+    env = type("Odd", (Plain,), {"metadata": {"reward_classes": declared}})()
+    with pytest.raises(EnvironmentFault) as caught:
+        declared_reward_classes(env)
+    one_line(caught, "metadata['reward_classes'] is", "must be a list of numbers")
+
+
+class RaisesAtTheEnd(Plain):
+    def close(self):
+        raise RuntimeError("the window is gone")
+
+
+@pytest.mark.parametrize("many", [EnvList, lambda make, num, seed: VectorAdapter(SyncVectorEnv([make] * num), seed)])
+def test_what_close_raises_is_a_warning(many):
+    """Catches: results that are lost at the very end."""
+    envs = many(RaisesAtTheEnd, 2, np.random.SeedSequence(0))
+    with pytest.warns(DaeWarning, match=r"close\(\) of .* raised RuntimeError: the window is gone"):
+        envs.close()
+
+
+# ------------------------------------------------------------------------------------------------------------------ check
+
+
+def found(name, **kwargs):
+    """What `dae check` says of one of the environments here: {rule: (verdict, what was seen)}."""
+    return {row.rule: (row.verdict, row.seen) for row in check_env(f"test_envs_gymnasium:{name}", kwargs, 30, 0)}
+
+
+class Answers(Plain):
+    """Gives one fixed answer at its second step; `kind` names it."""
+
+    ANSWERS = {
+        "bounds": (np.array([0, 7], np.float32), 0.0, False, False, {}),
+        "large reward": (Plain.zeros, 1e25, False, False, {}),
+        "huge reward": (Plain.zeros, 10**400, False, False, {}),
+        "text": (Plain.zeros, "1", False, False, {}),
+        "markup": ValueError("bad tag [/red]"),
+    }
+
+    def __init__(self, kind):
+        super().__init__(step={2: self.ANSWERS[kind]})
+
+
+class Bytes(Plain):
+    observation_space = spaces.Box(0, 255, (2,), np.uint8)
+    zeros = np.array([0, 300])
+
+
+class Picture(Plain):
+    def __init__(self, shape):
+        self.observation_space = spaces.Box(0, 255, tuple(shape), np.uint8)
+        self.zeros = np.zeros(shape, np.uint8)
+        super().__init__()
+
+    def step(self, action):
+        return self.zeros, *super().step(action)[1:]
+
+
+class Declares(Plain):
+    def __init__(self, classes):
+        super().__init__()
+        self.metadata = {"reward_classes": classes}
+
+
+class Nothing(Plain):
+    observation_space = spaces.Dict({})
+
+
+BROKEN = [
+    (
+        "Answers",
+        {"kind": "bounds"},
+        "observations are in their space",
+        "step 2, seed 0: step() returned what its space does not promise",
+    ),
+    ("Bytes", {}, "observations are in their space", "holds 300, outside its bounds 0 to 255"),
+    ("Answers", {"kind": "large reward"}, "rewards are small enough to learn from", "the reward 1e+25"),
+    ("Answers", {"kind": "huge reward"}, "rewards are finite", "inf"),
+    ("Answers", {"kind": "text"}, "rewards are numbers", "'1', which is no number"),
+    ("Answers", {"kind": "markup"}, "step works", "step 2, seed 0: step() raised ValueError: bad tag [/red]"),
+    ("Declares", {"classes": "abc"}, "spaces and reward classes are supported", "must be a list of numbers"),
+    ("Nothing", {}, "spaces and reward classes are supported", "there is nothing in them"),
+    ("Duck", {}, "can be made", "not a gymnasium.Env"),
+    ("Unfinished", {}, "can be made", "has no observation_space"),
+    ("Refuses", {"size": 1}, "can be made", "ValueError: size=1"),
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs", "rule", "words"), BROKEN)
+def test_check_names_what_is_broken(name, kwargs, rule, words):
+    """Catches: an `ok` for what training refuses, or what no space promises."""
+    verdict, seen = found(name, **kwargs)[rule]
+    assert verdict == "bad"
+    assert words in seen
+    assert "\n" not in seen
+
+
+def test_check_is_content_with_a_sound_environment():
+    assert {verdict for verdict, _ in found("Coin").values()} <= {"ok", "note"}
+    assert found("Coin")["the same seed gives the same episode"][0] == "ok"
+
+
+def test_check_tells_the_layout_of_pictures():
+    rule = "where a picture's channels are"
+    assert found("Picture", shape=[20, 30, 3])[rule] == ("ok", "'obs' (20, 30, 3): last (only that end is of 4 or fewer)")
+    verdict, seen = found("Picture", shape=[4, 20, 3])[rule]
+    assert verdict == "note"
+    assert "first (a guess" in seen
+    assert "--channels" in seen
+    assert rule not in found("Coin")
+
+
+def test_check_says_what_close_raises():
+    rows = found("RaisesAtTheEnd")
+    assert rows["close works"] == ("note", "close() of RaisesAtTheEnd raised RuntimeError: the window is gone")
+    assert rows["episodes end"][0] == "ok"
+
+
+def test_check_leaves_other_errors_their_exit_codes(monkeypatch):
+    """Catches: an option that is wrong, or an extra that is missing, told as a fault of the environment."""
+    with pytest.raises(ConfigError, match="no environment"):
+        check_env("CartPol-v1", {}, 10, 0)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"dae-rl\[atari\]"):
+        check_env("ALE/Pong-v5", {}, 10, 0)
 
 
 # -------------------------------------------------------------------------------------------------------------- autoreset
@@ -332,6 +498,8 @@ def test_a_vector_that_tells_its_ends_by_numbers():
     [
         ((Plain.zeros, np.nan, False, False, {}), "environment 1, step 1: a reward is not finite"),
         ((NAN, 0.0, False, False, {}), "step 1: observation 'obs' holds NaN or infinity"),
+        ((Plain.zeros, 1e25, False, False, {}), "environment 1, step 1: a reward is above 1e+18"),
+        (RuntimeError("the joystick\nbroke"), "step 1: step() of the vector raised RuntimeError: the joystick broke"),
     ],
 )
 def test_a_vector_with_a_fault(answer, words):
@@ -341,6 +509,15 @@ def test_a_vector_with_a_fault(answer, words):
     with pytest.raises(EnvironmentFault) as caught:
         envs.step(np.zeros(2, np.int64))
     one_line(caught, words)
+
+
+def test_a_vector_whose_environment_breaks_at_reset():
+    class Broken(Plain):
+        def reset(self, *, seed=None, options=None):
+            raise OSError("no ROM")
+
+    with pytest.raises(EnvironmentFault, match=r"step 0: reset\(\) of the vector raised OSError: no ROM"):
+        VectorAdapter(SyncVectorEnv([Broken]), np.random.SeedSequence(0)).reset()
 
 
 # ------------------------------------------------------------------------------------------------------------------ seeds

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from dae.envs.spaces import ObservationReader, num_actions
+from dae.envs.spaces import ObservationReader, in_words, num_actions
 from dae.errors import EnvironmentFault
 
 F32, U8 = np.float32, np.uint8
@@ -48,6 +48,9 @@ def plain(space, value):
     if value.ndim == 3 or (value.ndim == 2 and space.dtype == U8):
         picture = value[None] if value.ndim == 2 else value
         return picture if picture.shape[0] <= 4 else np.stack([picture[..., c] for c in range(picture.shape[-1])])
+    if space.dtype.kind in "iu" and isinstance(space, spaces.Box):
+        ends = zip(value.flat, space.low.flat, space.high.flat, strict=True)
+        return np.array([2 * (int(x) - int(low)) / (int(high) - int(low)) - 1 for x, low, high in ends])
     return value.ravel()
 
 
@@ -82,6 +85,23 @@ def test_vectors_of_known_bounds_fill_minus_one_to_one(low, high, value, stored)
     """Catches: a scale of another entry, or one that is made up where a bound is missing."""
     space = spaces.Box(np.array(low, F32), np.array(high, F32))
     np.testing.assert_allclose(ObservationReader(space).read(np.array(value, F32))["obs"], stored)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "kind", "value", "stored"),
+    [
+        (0, 255, U8, [0, 51, 255], [-1, -0.6, 1]),
+        (-1000, 1000, np.int64, [500, -1000, 0], [0.5, -1, 0]),
+        (-128, 127, np.int8, [-128, 127, 0], [-1, 1, 1 / 255]),
+        (0, 2**40, np.int64, [3, 4, 5], [3, 4, 5]),
+        (-(2**31), 5, np.int32, [3, 4, 5], [3, 4, 5]),
+        (0, 1, np.bool_, [0, 1, 1], [0, 1, 1]),
+    ],
+)
+def test_integers_of_known_bounds_fill_minus_one_to_one(low, high, kind, value, stored):
+    """Catches: bytes of a vector that are read as 0 to 255, and a lowest integer whose absolute value is negative."""
+    read = ObservationReader(spaces.Box(low, high, (3,), kind)).read(np.array(value, kind))["obs"]
+    np.testing.assert_allclose(read, stored, rtol=1e-6)
 
 
 def test_bounds_that_mean_none_erase_nothing():
@@ -122,6 +142,64 @@ def test_the_order_of_channels(shape, channels, stored):
     expected = np.moveaxis(raw, -1, 0) if stored[1:] == shape[:2] and len(shape) == 3 else raw.reshape(stored)
     np.testing.assert_array_equal(reader.read(raw)["obs"], expected)
     np.testing.assert_array_equal(reader.read_batch(raw[None], 1)["obs"], expected[None])
+
+
+@pytest.mark.parametrize(
+    ("shape", "last", "guessed"),
+    [
+        ((20, 30, 3), True, False),
+        ((3, 20, 30), False, False),
+        ((20, 20, 8), True, False),
+        ((8, 20, 20), False, False),
+        ((3, 3, 3), False, True),
+        ((4, 20, 3), False, True),
+        ((12, 20, 30), True, True),
+    ],
+)
+def test_how_the_order_of_channels_was_found(shape, last, guessed):
+    """Catches: a guess that is passed off as known, and the reverse."""
+    space = spaces.Box(0, 255, shape, U8)
+    layout = ObservationReader(space).leaves["obs"].layout
+    assert (layout.last, layout.guessed) == (last, guessed)
+    named = ObservationReader(space, "last").leaves["obs"].layout
+    assert (named.last, named.guessed) == (True, False)
+
+
+BOUNDS = spaces.Box(np.array([-1, 0], F32), np.array([1, 4], F32))
+OUTSIDE = [
+    (BOUNDS, np.array([0, 4.5], F32), "observation 'obs' holds 4.5, outside its bounds 0 to 4"),
+    (BOUNDS, np.array([1.00000001, 4]), ""),
+    (spaces.Box(0, 255, (2,), U8), np.array([3, 300]), "holds 300, outside its bounds 0 to 255"),
+    (spaces.Box(0, 255, (2,), U8), np.array([3, 0.5]), "holds numbers that are no uint8"),
+    (spaces.Box(0, 255, (2,), U8), [3, 255], ""),
+    (spaces.Box(0, 1, (2,), np.bool_), np.array([0, 2]), "holds 2, outside its bounds 0 to 1"),
+    (spaces.Box(-1, 1, (), F32), 2.0, "holds 2, outside its bounds -1 to 1"),
+    (spaces.Box(-np.inf, np.inf, (2,), F32), np.array([1e30, 0]), ""),
+    (spaces.MultiBinary(2), np.array([0, 3]), "holds 3, outside its bounds 0 to 1"),
+    (spaces.Dict(a=spaces.Discrete(2), b=BOUNDS), {"a": 1, "b": np.array([-2, 0])}, "observation 'b' holds -2"),
+]
+
+
+@pytest.mark.parametrize(("space", "raw", "words"), OUTSIDE)
+def test_what_its_space_does_not_promise(space, raw, words):
+    """Catches: bounds of another entry, a rounding that is taken for a fault, and a check that refuses everything."""
+    reader = ObservationReader(space)
+    reader.read(raw)  # training lets it pass
+    found = reader.outside(raw)
+    assert found == "" if words == "" else words in found, found
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Dict({}), spaces.Tuple(()), spaces.Box(0, 1, (0,)), spaces.Dict(a=spaces.Box(0, 1, (3, 0)))]
+)
+def test_observations_without_anything_in_them(space):
+    with pytest.raises(EnvironmentFault, match="there is nothing in them"):
+        ObservationReader(space)
+
+
+def test_a_spec_in_words():
+    space = spaces.Dict(a=spaces.Box(0, 255, (8, 8), U8), b=spaces.Discrete(3))
+    assert in_words(ObservationReader(space).spec) == "a (1, 8, 8) uint8 x 0.003922, b (3,) float32"
 
 
 def test_dicts_and_tuples_of_spaces():

@@ -10,17 +10,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dae.agent import Actor, ActorState, Agent
 from dae.collect import ActingInputs, Episode
 from dae.config import Config
-from dae.envs.gymnasium import AnyEnv, EnvSource, OwnEnvs, VectorAdapter, env_source, raw_reward
-from dae.envs.spaces import ObservationReader
-from dae.errors import ConfigError, FileError, ResourceError
+from dae.encoders import ObsSpec
+from dae.envs.gymnasium import (
+    AnyEnv,
+    Arrays,
+    Broken,
+    EnvSource,
+    OwnEnvs,
+    VectorAdapter,
+    check_reward,
+    close_env,
+    env_source,
+    read_obs,
+    render_env,
+    reset_env,
+    step_env,
+)
+from dae.envs.spaces import ObservationReader, follow, in_words, num_actions
+from dae.errors import ConfigError, DaeWarning, EnvironmentFault, FileError, ResourceError, within
 from dae.evaluate import evaluate
 from dae.ledger import Diary
 from dae.network import Network
@@ -58,7 +75,10 @@ class DAE:
         config: Config | None = None,
         **overrides: Any,
     ):
-        cfg = with_presets([preset] if isinstance(preset, str) else preset, config).override(**overrides)
+        names = [preset] if isinstance(preset, str) else preset
+        if not (isinstance(names, Sequence) and all(isinstance(name, str) for name in names)):
+            raise ConfigError(f"preset={preset!r}: must be the name of a preset, or a list of names")
+        cfg = with_presets(names, config).override(**overrides)
         if isinstance(env, str):
             cfg = cfg.override(env=env)
         if cfg.run.threads:
@@ -84,7 +104,8 @@ class DAE:
         except TypeError:
             raise ConfigError("env_kwargs must be JSON values; bind others in a callable: DAE(lambda: MyEnv(...))") from None
         self.trainer: Trainer | None = None
-        self._warned, self._stateless, self._reward_scale = False, 0, 1.0
+        self._warned: set[str] = set()
+        self._stateless, self._reward_scale = 0, 1.0
         self._rng = np.random.default_rng(cfg.run.seed)  # of predict(deterministic=False) only
 
     # ---------------------------------------------------------------------------------------------------------- learning
@@ -138,12 +159,14 @@ class DAE:
         if self.source is None:
             raise ConfigError("a VectorEnv object can't be evaluated: make the agent from an id, a class or a callable")
         acting = self.config.acting
-        seeds = Seeds.of(self.config.run.seed if seed is None else seed)
-        return evaluate(
-            self.agent.player, self.source, acting.eval_episodes if episodes is None else episodes,
-            acting.eval_epsilon if epsilon is None else epsilon, seeds.evaluation_at(self.now().agent_steps, fresh=1),
-            self.config.network.channels, diary,
-        )  # fmt: skip
+        episodes = acting.eval_episodes if episodes is None else episodes
+        epsilon = acting.eval_epsilon if epsilon is None else epsilon
+        seed = self.config.run.seed if seed is None else seed
+        within("episodes", episodes, 1)
+        within("epsilon", epsilon, 0, 1)
+        within("seed", seed, 0)
+        sequence = Seeds.of(seed).evaluation_at(self.now().agent_steps, fresh=1)
+        return evaluate(self.agent.player, self.source, episodes, epsilon, sequence, self.config.network.channels, diary)
 
     # ------------------------------------------------------------------------------------------------------------ acting
 
@@ -160,10 +183,11 @@ class DAE:
         Give the returned state back, and the `reward` that the action earned: the agent sees rewards too. `episode_start` marks
         observations that open an episode. `player()` does all of it for you. Not `deterministic`: epsilon-greedy as in evaluation.
         """
-        single = self._is_single(obs)
-        arrays = {k: v[None] for k, v in self.reader.read(obs).items()} if single else self.reader.read_batch(obs, _rows(obs))
+        single, arrays = self._given(obs)
         size = len(next(iter(arrays.values())))
-        start = np.broadcast_to(np.asarray(state is None if episode_start is None else episode_start, bool), (size,)).copy()
+        if state is not None and len(state.prev_action) != size:
+            raise ConfigError(f"predict() was given {size} observation(s), and the state of {len(state.prev_action)}")
+        start = _each("episode_start", state is None if episode_start is None else episode_start, size).astype(bool)
         if state is None:
             acting = ActingInputs(size, self.config.environment.frame_stack, self.agent.device)
             state = PredictState(self.agent.initial_state(size), acting, np.zeros(size, np.int64))
@@ -180,7 +204,7 @@ class DAE:
             self._warn(
                 "predict() was called without `reward`: the agent, which sees rewards, is told 0; player() keeps account of it"
             )
-        earned = np.broadcast_to(np.asarray(0.0 if reward is None else reward, np.float32), (size,)).copy()
+        earned = _each("reward", 0.0 if reward is None else reward, size)
         epsilon = 0.0 if deterministic else self.config.acting.eval_epsilon
         acting = copy.deepcopy(state.inputs)  # the given state stays as it is, so that it may be used again
         action, actor = self.agent.player.act(acting(arrays, state.prev_action, earned, start), state.actor, epsilon, self._rng)
@@ -219,10 +243,12 @@ class DAE:
 
         Weights, optimiser and temperature come back; should it learn further, schedules and replay start anew.
         """
-        tensors, blueprint, more = load_checkpoint(latest_checkpoint(Path(path)))
-        options = {"env_kwargs": _kwargs_for(env, blueprint)} | overrides
+        tensors, blueprint, more = _load_whole(Path(path))
+        options = overrides | {"env_kwargs": _kwargs_for(env, blueprint, overrides.get("env_kwargs"))}
         agent = cls(_named_env(env, blueprint, str(path)), config=blueprint.config, **options)
         agent._check_fits(blueprint, str(path))
+        if agent.agent.net.sizes != network_sizes(blueprint.config, blueprint.num_actions, blueprint.reward_classes):
+            raise ConfigError(f"{path}: the options that were given ({', '.join(overrides)}) make another network than was saved")
         try:
             agent.agent.load_state_dict(tensors)
         except (KeyError, RuntimeError, ValueError) as error:
@@ -233,7 +259,7 @@ class DAE:
 
     def load_weights(self, path: str | Path) -> None:
         """The networks of another run, nothing else: optimiser, temperature, schedules and replay start anew."""
-        tensors, blueprint, _ = load_checkpoint(latest_checkpoint(Path(path)))
+        tensors, blueprint, _ = _load_whole(Path(path))
         self._check_fits(blueprint, str(path))
         try:
             self.agent.load_weights(tensors)
@@ -254,29 +280,32 @@ class DAE:
         return self.source.many(cfg.environment.num_envs, seed, cfg.network.channels)
 
     def _check_fits(self, blueprint: Blueprint, path: str) -> None:
-        mine = (dict(self.envs.spec), self.envs.num_actions, self.blueprint.reward_classes)
-        theirs = (dict(blueprint.spec), blueprint.num_actions, blueprint.reward_classes)
-        for word, a, b in zip(("observations", "number of actions", "reward classes"), mine, theirs, strict=True):
-            if a != b:
-                raise ConfigError(f"{path}: was trained with other {word} ({b}) than this environment has ({a})")
+        _refuse_misfit(path, blueprint, self.envs.spec, self.envs.num_actions, self.blueprint.reward_classes)
 
-    def _is_single(self, obs: Any) -> bool:
+    def _given(self, obs: Any) -> tuple[bool, Arrays]:
+        """Whether it is one observation, and the rows that were read."""
         leaf = next(iter(self.reader.leaves.values()))
-        array = obs
-        for key in leaf.path:
-            array = array[key]
-        return np.ndim(array) == len(leaf.space.shape or ())
+        try:
+            if np.ndim(follow(obs, leaf.path)) == len(leaf.space.shape or ()):
+                return True, _one_row(self.reader.read(obs))
+            if not _rows(obs):
+                raise ConfigError("predict() was given an empty batch")
+            return False, self.reader.read_batch(obs, _rows(obs))
+        except (ValueError, TypeError) as error:
+            raise EnvironmentFault(f"predict() was given what the observation space does not allow: {error}") from None
 
     def _warn(self, text: str) -> None:
-        if not self._warned:
+        if text not in self._warned:
             warnings.warn(text, stacklevel=3)
-            self._warned = True
+            self._warned.add(text)
 
 
 class Player:
     """Plays one environment: `reset()` before each episode, then `act(obs, reward)` with the reward of the action before."""
 
     def __init__(self, actor: Actor, reader: ObservationReader, config: Config, first_action: int, epsilon: float, seed: int):
+        within("epsilon", epsilon, 0, 1)
+        within("seed", seed, 0)
         self.actor, self.reader, self.config = actor, reader, config
         self.first_action, self.epsilon, self.rng = first_action, epsilon, np.random.default_rng(seed)
         self.reset()
@@ -288,8 +317,14 @@ class Player:
 
     def act(self, obs: Any, reward: float = 0.0) -> int:
         """The next action."""
-        arrays = {k: v[None] for k, v in self.reader.read(obs).items()}
-        inputs = self.inputs(arrays, self.prev_action, np.array([reward], np.float32), np.array([self.opens]))
+        try:
+            seen, number = self.reader.read(obs), check_reward(reward, "the reward is")
+        except (ValueError, Broken) as error:
+            raise EnvironmentFault(f"act() was given what no sound environment returns: {error}") from None
+        return self._act(seen, number)
+
+    def _act(self, obs: Arrays, reward: float) -> int:
+        inputs = self.inputs(_one_row(obs), self.prev_action, np.array([reward], np.float32), np.array([self.opens]))
         self.prev_action, self.state = self.actor.act(inputs, self.state, self.epsilon, self.rng)
         self.opens = False
         return self.first_action + int(self.prev_action[0])
@@ -297,29 +332,36 @@ class Player:
     def play(self, env: AnyEnv, seed: int | None = None) -> Iterator[tuple[float, Any]]:
         """One episode; yields what each step was paid, unclipped, and what the environment renders."""
         self.reset()
-        obs, _ = env.reset(seed=seed)
-        reward, over = 0.0, False
-        while not over:
-            obs, step_reward, terminated, truncated, info = env.step(self.act(obs, reward))
-            reward, over = float(step_reward), bool(terminated or truncated)
-            paid = raw_reward(info)
-            yield reward if paid is None else paid, env.render() if env.render_mode == "rgb_array" else None
+        reward, steps, over = 0.0, 0, False
+        try:
+            obs = read_obs(self.reader, reset_env(env, seed), "reset")
+            while not over:
+                action, steps = self._act(obs, reward), steps + 1
+                raw, reward, terminated, truncated, paid = step_env(env, action)
+                obs, over = read_obs(self.reader, raw, "step"), terminated or truncated
+                yield reward if paid is None else paid, render_env(env)
+        except Broken as broken:
+            raise EnvironmentFault(f"episode seed {seed}, step {steps}: {broken}") from broken.__cause__
 
 
 def load_player(
-    path: str | Path, env: Any = None, epsilon: float = 0.0, seed: int = 0, device: str = "cpu"
+    path: str | Path,
+    env: Any = None,
+    epsilon: float = 0.0,
+    seed: int = 0,
+    device: str = "cpu",
+    env_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[Player, EnvSource]:
     """A player and its environment from an export, a checkpoint or a run folder."""
     tensors, blueprint = load_acting(Path(path))
     cfg = blueprint.config
-    kwargs = _kwargs_for(env, blueprint)
+    kwargs = _kwargs_for(env, blueprint, env_kwargs)
     source = env_source(_named_env(env, blueprint, str(path)), kwargs, cfg.environment.max_episode_agent_steps)
     one = source.make()
     reader = ObservationReader(one.observation_space, cfg.network.channels)
-    if dict(reader.spec) != dict(blueprint.spec) or int(one.action_space.n) != blueprint.num_actions:  # type: ignore[attr-defined]
-        raise ConfigError(f"{path}: was trained with other observations or actions than {source.name} has")
+    _refuse_misfit(str(path), blueprint, reader.spec, num_actions(one.action_space), blueprint.reward_classes)
     first_action = int(one.action_space.start)  # type: ignore[attr-defined]
-    one.close()
+    close_env(one)
     network = Network(blueprint.spec, network_sizes(cfg, blueprint.num_actions, blueprint.reward_classes))
     missing, unexpected = network.load_state_dict(tensors, strict=False)
     if unexpected or any(name.startswith(ACTING_PARTS) for name in missing):
@@ -349,10 +391,55 @@ def _for_vector(cfg: Config, vector: VectorEnv[Any, Any, Any]) -> Config:
     return cfg.override(num_envs=vector.num_envs)
 
 
-def _kwargs_for(env: Any, blueprint: Blueprint) -> Mapping[str, Any]:
-    """The keyword arguments belong to the environment of the checkpoint: they are used for it, not for another one."""
-    same = env is None or env == (blueprint.env_id or blueprint.config.environment.env)
-    return blueprint.env_kwargs if same else {}
+def _kwargs_for(env: Any, blueprint: Blueprint, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Those given; else the checkpoint's, for the environment that they belong to. Another one may be another task without them."""
+    if given is not None:
+        return given
+    if env is None or (isinstance(env, str) and env == (blueprint.env_id or blueprint.config.environment.env)):
+        return blueprint.env_kwargs
+    if blueprint.env_kwargs and not isinstance(env, gym.Env | VectorEnv):
+        warnings.warn(
+            f"the checkpoint's env_kwargs {dict(blueprint.env_kwargs)} are not used for the environment that was named; "
+            "give its own as env_kwargs (--env-kwargs)",
+            DaeWarning,
+            stacklevel=3,
+        )
+    return {}
+
+
+def _load_whole(path: Path) -> tuple[dict[str, Tensor], Blueprint, dict[str, Any]]:
+    """A checkpoint, with all that learning needs."""
+    if path.is_file():
+        load_acting(path)  # says what is wrong with a file that is no export
+        raise FileError(f"{path}: an export can only be played (load_player, dae play, dae eval); give the run it was made from")
+    return load_checkpoint(latest_checkpoint(path))
+
+
+def _refuse_misfit(path: str, blueprint: Blueprint, spec: ObsSpec, actions: int, reward_classes: tuple[float, ...]) -> None:
+    """An agent on an environment that it was not trained for."""
+    for what, there, here in (
+        ("observations", dict(blueprint.spec), dict(spec)),
+        ("number of actions", blueprint.num_actions, actions),
+        ("reward classes", blueprint.reward_classes, reward_classes),
+    ):
+        if there != here:
+            a, b = (in_words(x) if isinstance(x, dict) else x for x in (there, here))
+            raise ConfigError(f"{path}: was trained with other {what} ({a}) than this environment has ({b})")
+
+
+def _one_row(obs: Arrays) -> Arrays:
+    return {name: array[None] for name, array in obs.items()}
+
+
+def _each(name: str, value: Any, size: int) -> NDArray[np.float32]:
+    """One number for each observation of a batch."""
+    try:
+        rows = np.broadcast_to(np.asarray(value, np.float32), (size,)).copy()
+    except (TypeError, ValueError):
+        raise ConfigError(f"predict(): {name} must be one value, or one for each of the {size} observations") from None
+    if not np.isfinite(rows).all():
+        raise ConfigError(f"predict(): {name} is not finite")
+    return rows
 
 
 def _rows(obs: Any) -> int:

@@ -9,7 +9,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -19,12 +20,13 @@ import numpy as np
 import tyro
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from tyro.conf import OmitArgPrefixes, Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from dae.config import OPTIONS, Config, Schedule, read_options
-from dae.errors import ConfigError, DaeError, MissingExtra, Stopped, nearest
+from dae.errors import ConfigError, DaeError, DaeWarning, EnvironmentFault, MissingExtra, Stopped, nearest, within
 from dae.files import failure
 from dae.presets import PRESETS, with_presets
 
@@ -56,6 +58,8 @@ class Eval:
     """A run folder, a checkpoint or an exported agent."""
     env: str = ""
     """The environment, where it is no plain Gymnasium id."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment, in place of those that the agent was trained with: name=value ..."""
     episodes: int = 50
     """The first episode of each of so many environments."""
     epsilon: float | None = None
@@ -76,6 +80,8 @@ class Play:
     """A run folder, a checkpoint or an exported agent."""
     env: str = ""
     """The environment, where it is no plain Gymnasium id."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment, in place of those that the agent was trained with: name=value ..."""
     episodes: int = 1
     """How many episodes."""
     epsilon: float = 0.0
@@ -176,7 +182,8 @@ def run(argv: list[str]) -> int:
         if verb not in VERBS:
             raise ConfigError(f"no command '{verb}'{nearest(verb, VERBS)}; there are {', '.join(VERBS)}")
         options = _parse(VERBS[verb], verb, argv[1:])
-        code = 0 if options is None else int(_ACTIONS[verb](options))
+        with _warnings_in_one_line():
+            code = 0 if options is None else int(_ACTIONS[verb](options))
         sys.stdout.flush()  # what can't be written is to be noticed here
         return code
     except DaeError as error:
@@ -229,10 +236,14 @@ def evaluate(options: Eval) -> int:
     from dae.evaluate import evaluate as score
     from dae.ledger import Diary, write_ledger
 
-    _at_least("episodes", options.episodes, 1)
-    whole = DAE.load(options.path, options.env or None, device=options.device, num_envs=1) if options.ledger else None
+    _refuse_bad_play(options.episodes, options.epsilon, options.seed)
+    whole, kwargs = None, options.env_kwargs or None
+    if options.ledger:
+        given = {} if kwargs is None else {"env_kwargs": kwargs}
+        whole = DAE.load(options.path, options.env or None, device=options.device, num_envs=1, **given)
+        kwargs = whole.config.environment.env_kwargs
     diary = Diary() if whole else None
-    player, source = load_player(options.path, options.env or None, device=options.device)
+    player, source = load_player(options.path, options.env or None, device=options.device, env_kwargs=kwargs)
     seed = np.random.SeedSequence(options.seed)
     epsilon = player.config.acting.eval_epsilon if options.epsilon is None else options.epsilon
     episodes = score(player.actor, source, options.episodes, epsilon, seed, player.config.network.channels, diary)
@@ -250,18 +261,23 @@ def evaluate(options: Eval) -> int:
 def play(options: Play) -> int:
     """`dae play`."""
     from dae.api import load_player
-    from dae.run.pictures import make_rendering
+    from dae.envs.gymnasium import close_env
+    from dae.run.pictures import make_rendering, video_target
     from dae.run.session import film
 
-    _at_least("episodes", options.episodes, 1)
-    player, source = load_player(options.path, options.env or None, options.epsilon, options.seed)
-    env = make_rendering(source) if options.video else source.make()
-    scores = film(player, env, options.episodes, options.seed, Path(options.video) if options.video else None)
-    env.close()
+    _refuse_bad_play(options.episodes, options.epsilon, options.seed)
+    video = video_target(options.video) if options.video else None
+    kwargs = options.env_kwargs or None
+    player, source = load_player(options.path, options.env or None, options.epsilon, options.seed, env_kwargs=kwargs)
+    env = make_rendering(source) if video else source.make()
+    if video and env.render_mode != "rgb_array":
+        raise EnvironmentFault(f"{source.name} renders no pictures (render_mode='rgb_array'): play it without --video")
+    scores = film(player, env, options.episodes, options.seed, video)
+    close_env(env)
     for i, (score, length) in enumerate(scores):
         print(f"{source.name} episode {i}: score {score:.6g}, length {length}")
-    if options.video:
-        print(f"video: {options.video}")
+    if video:
+        print(f"video: {video}")
     return 0
 
 
@@ -269,13 +285,16 @@ def check(options: Check) -> int:
     """`dae check`."""
     from dae.envs.check import check_env
 
-    _at_least("steps", options.steps, 1)
+    within("steps", options.steps, 1)
+    within("seed", options.seed, 0)
     rows = check_env(options.env, dict(options.env_kwargs), options.steps, options.seed)
-    table = Table(box=box.SIMPLE_HEAD, title=f"dae check {options.env}", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, title=f"dae check {escape(options.env)}", title_justify="left")
     for column in ("", "rule", "what was seen"):
         table.add_column(column)
     for row in rows:
-        table.add_row({"ok": "[green]ok", "note": "[yellow]note", "bad": "[red]bad"}[row.verdict], row.rule, row.seen)
+        table.add_row(
+            {"ok": "[green]ok", "note": "[yellow]note", "bad": "[red]bad"}[row.verdict], escape(row.rule), escape(row.seen)
+        )
     Console().print(table)
     bad = [row for row in rows if row.verdict == "bad"]
     if bad:
@@ -305,7 +324,9 @@ def doctor(options: Doctor) -> int:
     if not options.path:
         raise ConfigError("no run given: dae doctor RUN")
     found, numbers = examine(Path(options.path), options.last)
-    table = Table(box=box.SIMPLE_HEAD, title=f"health over the last {options.last:.0%} of {options.path}", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD, title=f"health over the last {options.last:.0%} of {escape(options.path)}", title_justify="left"
+    )
     table.add_column("number")
     table.add_column("mean", justify="right")
     for name, value in numbers.items():
@@ -334,8 +355,8 @@ def bench(options: Bench) -> int:
     """`dae bench`."""
     from dae import bench as benchmark
 
-    _at_least("iterations", options.iterations, 1)
-    _at_least("rounds", options.rounds, 1)
+    within("iterations", options.iterations, 1)
+    within("rounds", options.rounds, 1)
     found = benchmark.bench(options.config, options.iterations, options.rounds)
     Console().print(benchmark.table(found))
     if options.to:
@@ -418,7 +439,8 @@ def _one_line(box: str, argv: list[str], kind: type) -> str:
     text = " ".join(text.split()).rstrip(".")
     if not text.startswith("Unrecognized"):
         return text
-    unknown = [word.split("=")[0] for word in argv if word.startswith("--") and word in text]
+    words = [word.rstrip(",") for word in text.split()]
+    unknown = [word.split("=")[0] for word in argv if word.startswith("--") and word in words]
     if not unknown:
         return _stray(text.split(":", 1)[-1].split()[0], argv, kind)
     own = [f.name for f in dataclasses.fields(kind)]
@@ -472,9 +494,27 @@ def _keywords(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{name}={value}: must be at least {least}")
+def _refuse_bad_play(episodes: int, epsilon: float | None, seed: int) -> None:
+    within("episodes", episodes, 1)
+    within("epsilon", epsilon or 0.0, 0, 1)
+    within("seed", seed, 0)
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Our own, without the line of code that Python shows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", DaeWarning)
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, DaeWarning):
+                print(f"dae: {message}", file=sys.stderr)
+            else:
+                usual(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _overview() -> int:

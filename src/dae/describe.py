@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import torch
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from dae.config import Config
 from dae.encoders import ObsPart, ObsSpec
-from dae.envs.gymnasium import EnvSource, declared_reward_classes, env_source
+from dae.envs.gymnasium import EnvSource, close_env, declared_reward_classes, env_source
 from dae.envs.spaces import ObservationReader, num_actions
 from dae.network import Network
 from dae.presets import PRESETS
@@ -58,11 +59,11 @@ def presets_table() -> Table:
 
 def protocol_table(source: EnvSource) -> Table:
     """What was decided about the environment."""
-    table = Table(box=box.SIMPLE_HEAD, title=f"{source.name}: protocol", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, title=f"{escape(source.name)}: protocol", title_justify="left")
     table.add_column("what", overflow="fold")
     table.add_column("value", overflow="fold")
     for name, value in source.protocol.items():
-        table.add_row(name.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
+        table.add_row(name.replace("_", " "), f"{value:,}" if type(value) is int else escape(str(value)))
     return table
 
 
@@ -72,8 +73,8 @@ def agent_tables(cfg: Config) -> Iterator[Table]:
     env = source.make()
     spec, actions = ObservationReader(env.observation_space, cfg.network.channels).spec, num_actions(env.action_space)
     classes = pick_reward_classes(cfg, declared_reward_classes(env))
-    env.close()
-    sizes = Table(box=box.SIMPLE_HEAD, title=f"{source.name}: {actions} actions", title_justify="left")
+    close_env(env)
+    sizes = Table(box=box.SIMPLE_HEAD, title=f"{escape(source.name)}: {actions} actions", title_justify="left")
     sizes.add_column("component", overflow="fold")
     sizes.add_column("parameters", justify="right", overflow="fold")
     for row, count in component_sizes(cfg, spec, actions, classes).items():
@@ -85,11 +86,11 @@ def agent_tables(cfg: Config) -> Iterator[Table]:
     about.add_column("what", overflow="fold")
     about.add_column("value", overflow="fold")
     for name, part in spec.items():
-        about.add_row(f"observation '{name}'", f"{part.shape} {str(part.dtype).removeprefix('torch.')} x {part.scale:.4g}")
+        about.add_row(f"observation '{escape(name)}'", f"{part.shape} {str(part.dtype).removeprefix('torch.')} x {part.scale:.4g}")
     about.add_row("rewards", f"classes {list(classes)}" if classes else "general (any number)")
     state = 2 * cfg.network.core_dim if cfg.network.core == "lstm" else 0
     need = bytes_needed(spec, cfg.learning.replay_agent_steps, state, pick_device(cfg.run.device))
     about.add_row("replay memory", f"{need / 2**20:,.0f} MiB")
     for name, value in cfg.flat().items():
-        about.add_row(name, str(value))
+        about.add_row(name, escape(str(value)))
     yield about

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import math
 import re
 import signal
 from collections.abc import Iterable, Iterator
@@ -68,6 +69,18 @@ def enough_memory(what: str) -> Iterator[None]:
         if not (isinstance(error, MemoryError) or re.search("allocate|out of memory|[Oo]verflow", text)):
             raise
         raise ResourceError(f"{what}: not enough memory ({text[:200]})") from error
+
+
+class DaeWarning(UserWarning):
+    """Something that a user should know though nothing failed. The command line prints it as one line."""
+
+
+def within(name: str, value: float, least: float, most: float = math.inf) -> None:
+    """Refuses an option outside its limits, NaN too."""
+    if not least <= value <= most:
+        raise ConfigError(
+            f"{name}={value}: must be " + (f"at least {least}" if most == math.inf else f"between {least} and {most}")
+        )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

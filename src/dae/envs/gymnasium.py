@@ -8,7 +8,10 @@ fake or lost transition.
 
 import copy
 import importlib
+import math
+import reprlib
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +24,13 @@ from numpy.typing import NDArray
 
 from dae.encoders import ObsSpec
 from dae.envs.spaces import ObservationReader, num_actions
-from dae.errors import ConfigError, EnvironmentFault, nearest
+from dae.errors import ConfigError, DaeError, DaeWarning, EnvironmentFault, MissingExtra, nearest
 
 AnyEnv = gym.Env[Any, Any]
-LARGEST_REWARD = float(np.finfo(np.float32).max)
+LARGEST_REWARD = 1e18
+"""Squares of returns must fit into single precision."""
+RAISED = (Exception, SystemExit)
+"""What foreign code may end with; some calls sys.exit."""
 Arrays = dict[str, NDArray[np.generic]]
 RAW_REWARD = "dae.raw_reward"
 """In a step's info: what was paid, where the reward is something else (a clipped one, say). Scores count it."""
@@ -101,29 +107,45 @@ def env_source(env: str | Callable[..., AnyEnv] | AnyEnv, kwargs: Mapping[str, A
     """From a Gymnasium id, `package.module:Class`, a callable that makes an environment, or one environment to be copied."""
     kwargs = dict(kwargs or {})
 
-    def limited(make: Callable[..., AnyEnv]) -> Callable[..., AnyEnv]:
-        if not max_steps:
-            return make
-        return lambda **more: gym.wrappers.TimeLimit(make(**more), max_steps)
+    def source(name: str, plain_id: str | None, make: Callable[..., Any]) -> EnvSource:
+        def made(**more: Any) -> AnyEnv:
+            one = _sound(make(**more), name)
+            return gym.wrappers.TimeLimit(one, max_steps) if max_steps else one
+
+        return EnvSource(name, plain_id, made)
 
     if isinstance(env, gym.Env):
         if kwargs:
             raise ConfigError("env_kwargs go with an id or a class, not with an environment that is already made")
-        return EnvSource(_class_name(env), None, limited(lambda **_: _copy(env)))
+        return source(_class_name(env), None, lambda **_: _copy(env))
     if callable(env):
         name = getattr(env, "__name__", type(env).__name__)
-        return EnvSource("env" if name == "<lambda>" else name, None, limited(lambda **more: _call(env, {**kwargs, **more}, name)))
+        return source("env" if name == "<lambda>" else name, None, lambda **more: _call(env, {**kwargs, **more}, name))
     if not env:
         raise ConfigError("no environment given: --env ID, for example --env CartPole-v1")
+    if not isinstance(env, str):
+        raise ConfigError(f"env={reprlib.repr(env)}: must be an id, package.module:Class, a class, a callable or an environment")
     if ":" in env:
         made = _load_class(env)
-        return EnvSource(env.split(":")[1], None, limited(lambda **more: _call(made, {**kwargs, **more}, env)))
+        return source(env.split(":")[1], None, lambda **more: _call(made, {**kwargs, **more}, env))
     if env.startswith("ALE/"):
         from dae.envs.atari import atari_source
 
         return atari_source(env, kwargs, max_steps)
     _find_spec(env)
-    return EnvSource(env, env, limited(lambda **more: _make(env, {**kwargs, **more})))
+    return source(env, env, lambda **more: _make(env, {**kwargs, **more}))
+
+
+def _sound(made: Any, name: str) -> AnyEnv:
+    """What was made, if it is an environment; duck-typed ones lack what wrappers and rendering need."""
+    if not isinstance(made, gym.Env):
+        raise EnvironmentFault(
+            f"environment {name}: made something of type {type(made).__name__}, not a gymnasium.Env: derive it from that"
+        )
+    for space in ("observation_space", "action_space"):
+        if not isinstance(getattr(made, space, None), gym.Space):
+            raise EnvironmentFault(f"environment {name}: has no {space}; set it in __init__")
+    return made
 
 
 def _class_name(env: AnyEnv) -> str:
@@ -134,8 +156,9 @@ def _copy(env: AnyEnv) -> AnyEnv:
     try:
         return copy.deepcopy(env)
     except Exception as error:
+        name = type(env.unwrapped).__name__
         raise EnvironmentFault(
-            f"{type(env.unwrapped).__name__} can't be copied ({error}); give a callable that makes it: DAE(lambda: {type(env.unwrapped).__name__}())"
+            f"{name} can't be copied ({one_line(error)}); give a callable that makes it: DAE(lambda: {name}())"
         ) from error
 
 
@@ -144,10 +167,10 @@ def _call(make: Callable[..., AnyEnv], kwargs: Mapping[str, Any], name: str) -> 
     kwargs = {k: v for k, v in kwargs.items() if k != "render_mode" or v is not None}
     try:
         return make(**kwargs)
-    except Exception as error:
+    except RAISED as error:
         if isinstance(error, TypeError) and "render_mode" in kwargs and "render_mode" in str(error):
-            return make(**{k: v for k, v in kwargs.items() if k != "render_mode"})
-        raise EnvironmentFault(f"environment {name}: can't be made with {dict(kwargs)}: {' '.join(str(error).split())}") from error
+            return _call(make, {k: v for k, v in kwargs.items() if k != "render_mode"}, name)
+        raise EnvironmentFault(f"environment {name}: can't be made with {dict(kwargs)}: {one_line(error)}") from error
 
 
 def _load_class(name: str) -> Callable[..., AnyEnv]:
@@ -156,12 +179,13 @@ def _load_class(name: str) -> Callable[..., AnyEnv]:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except ImportError as error:
-        raise ConfigError(f"environment '{name}': {error}") from error
-    except AttributeError:
-        known = [n for n in dir(sys.modules[module]) if not n.startswith("_")]
-        raise ConfigError(f"environment '{name}': module {module} has no {attribute}{nearest(attribute, known)}") from None
+        there = importlib.import_module(module)
+    except RAISED as error:
+        raise ConfigError(f"environment '{name}': importing {module} raised {one_line(error)}") from error
+    found = getattr(there, attribute, None)
+    if found is None:
+        known = [n for n in dir(there) if not n.startswith("_")]
+        raise ConfigError(f"environment '{name}': module {module} has no {attribute}{nearest(attribute, known)}")
     if not callable(found):
         raise ConfigError(f"environment '{name}': {attribute} can't be called")
     return found
@@ -187,15 +211,100 @@ def _make(env_id: str, kwargs: Mapping[str, Any]) -> AnyEnv:
         return gym.make(
             env_id, disable_env_checker=True, **{k: v for k, v in kwargs.items() if k != "render_mode" or v is not None}
         )
-    except Exception as error:
-        raise EnvironmentFault(
-            f"environment '{env_id}' can't be made with {dict(kwargs)}: {' '.join(str(error).split())}"
-        ) from error
+    except RAISED as error:
+        raise EnvironmentFault(f"environment '{env_id}' can't be made with {dict(kwargs)}: {one_line(error)}") from error
 
 
-def raw_reward(info: Any) -> float | None:
-    """What was paid, if a step's info says so."""
-    return float(info[RAW_REWARD]) if isinstance(info, Mapping) and RAW_REWARD in info else None
+def one_line(error: BaseException) -> str:
+    """Type and words of an exception."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+# --------------------------------------------------------------------------------------------------- the contract of one environment
+
+
+class Broken(Exception):
+    """A rule that an environment broke, and how. Where that was, the caller knows."""
+
+    def __init__(self, rule: str, how: str):
+        super().__init__(" ".join(how.split()))  # one line, whatever the environment's own words were
+        self.rule = rule
+
+
+def reset_env(env: AnyEnv, seed: int | None) -> Any:
+    """The first observation, as the environment gives it."""
+    try:
+        returned = env.reset(seed=seed)
+    except RAISED as error:
+        raise Broken("reset works", f"reset() raised {one_line(error)}") from error
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise Broken("reset returns (observation, info)", "reset() must return (observation, info)")
+    return returned[0]
+
+
+def step_env(env: AnyEnv, action: int) -> tuple[Any, float, bool, bool, float | None]:
+    """Observation, reward, terminated, truncated, and what was paid where that is something else than the reward."""
+    try:
+        returned = env.step(action)
+    except RAISED as error:
+        raise Broken("step works", f"step() raised {one_line(error)}") from error
+    if not (isinstance(returned, tuple) and len(returned) == 5):
+        five = "(observation, reward, terminated, truncated, info)"
+        raise Broken(f"step returns {five}", f"step() must return {five}")
+    obs, reward, terminated, truncated, info = returned
+    number = check_reward(reward, "step() returned the reward")
+    for word, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, bool | np.bool_):
+            raise Broken(f"{word} is a bool", f"step() returned {word}={flag!r}, which is not a bool")
+    paid = info[RAW_REWARD] if isinstance(info, Mapping) and RAW_REWARD in info else None
+    if paid is not None:
+        paid = check_reward(paid, f"step() returned info['{RAW_REWARD}']:", most=math.inf)
+    return obs, number, bool(terminated), bool(truncated), paid
+
+
+def read_obs(reader: ObservationReader, raw: Any, where: str) -> Arrays:
+    """The observation that `where` returned, as it is stored."""
+    try:
+        return reader.read(raw)
+    except ValueError as error:
+        raise Broken("observations are in their space", f"{where}() returned what its space does not allow: {error}") from None
+
+
+def check_reward(reward: Any, said: str, most: float = LARGEST_REWARD) -> float:
+    """The reward as a number. `said` opens the complaint."""
+    try:
+        if isinstance(reward, str | bytes):
+            raise TypeError("text")  # though float() would read it
+        number = float(reward)
+    except OverflowError:
+        number = math.inf
+    except (TypeError, ValueError):
+        raise Broken("rewards are numbers", f"{said} {reprlib.repr(reward)}, which is no number") from None
+    if not math.isfinite(number):
+        raise Broken("rewards are finite", f"{said} {number}")
+    if abs(number) > most:
+        raise Broken("rewards are small enough to learn from", f"{said} {number:g}, but {most:g} is the most: scale it down")
+    return number
+
+
+def render_env(env: AnyEnv) -> Any:
+    """What it renders, where it was made to."""
+    if env.render_mode != "rgb_array":
+        return None
+    try:
+        return env.render()
+    except RAISED as error:
+        if isinstance(error, gym.error.DependencyNotInstalled) and "pygame" in str(error):
+            raise MissingExtra("rendering", "render") from error
+        raise Broken("render works", f"render() raised {one_line(error)}") from error
+
+
+def close_env(env: AnyEnv | VectorEnv[Any, Any, Any]) -> None:
+    """Whatever it was for is done: what it raises now is said, and spoils nothing."""
+    try:
+        env.close()
+    except RAISED as error:
+        warnings.warn(f"close() of {type(env.unwrapped).__name__} raised {one_line(error)}", DaeWarning, stacklevel=2)
 
 
 def raw_rewards(info: Mapping[str, Any], reward: NDArray[np.float32]) -> NDArray[np.float64] | None:
@@ -212,7 +321,14 @@ def raw_rewards(info: Mapping[str, Any], reward: NDArray[np.float32]) -> NDArray
 def declared_reward_classes(env: AnyEnv | VectorEnv[Any, Any, Any]) -> tuple[float, ...]:
     """The values that a reward can take, where the environment says so in its metadata."""
     metadata = env.unwrapped.metadata if isinstance(env, gym.Env) else env.metadata
-    return tuple(float(r) for r in metadata.get("reward_classes", ()))
+    declared = (metadata or {}).get("reward_classes", ())
+    try:
+        return tuple(check_reward(r, "") for r in declared)
+    except (Broken, TypeError):
+        raise EnvironmentFault(f"metadata['reward_classes'] is {reprlib.repr(declared)}: must be a list of numbers") from None
+
+
+# ------------------------------------------------------------------------------------------------------- many environments
 
 
 class EnvList:
@@ -260,18 +376,14 @@ class EnvList:
     def close(self) -> None:
         """Close every environment."""
         for env in self.envs:
-            env.close()
+            close_env(env)
 
     def _reset(self, e: int) -> Arrays:
         self._ended[e], self._steps[e] = False, 0
-        seed = self.episode_seed(e)
         try:
-            returned = self.envs[e].reset(seed=seed)
-        except Exception as error:
-            raise self._fault(e, "reset", f"raised {type(error).__name__}: {error}") from error
-        if not (isinstance(returned, tuple) and len(returned) == 2):
-            raise self._fault(e, "reset", "must return (observation, info)")
-        return self._read(e, returned[0], "reset")
+            return read_obs(self.reader, reset_env(self.envs[e], self.episode_seed(e)), "reset")
+        except Broken as broken:
+            raise self._fault(e, broken) from broken.__cause__
 
     def _step(self, e: int, action: int) -> tuple[Arrays, float, bool, bool, float | None]:
         if self._ended[e]:
@@ -279,33 +391,15 @@ class EnvList:
             return self._reset(e), 0.0, False, False, None
         self._steps[e] += 1
         try:
-            returned = self.envs[e].step(self.first_action + action)
-        except Exception as error:
-            raise self._fault(e, "step", f"raised {type(error).__name__}: {error}") from error
-        if not (isinstance(returned, tuple) and len(returned) == 5):
-            raise self._fault(e, "step", "must return (observation, reward, terminated, truncated, info)")
-        obs, reward, terminated, truncated, info = returned
-        try:
-            number = float(reward)
-        except (TypeError, ValueError):
-            raise self._fault(e, "step", f"returned the reward {reward!r}, which is no number") from None
-        if not abs(number) <= LARGEST_REWARD:  # NaN, infinity, and what would become infinity in single precision
-            raise self._fault(e, "step", f"returned the reward {number}")
-        for word, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_):
-                raise self._fault(e, "step", f"returned {word}={flag!r}, which is not a bool")
-        self._ended[e] = bool(terminated or truncated)
-        return self._read(e, obs, "step"), number, bool(terminated), bool(truncated), raw_reward(info)
+            raw, reward, terminated, truncated, paid = step_env(self.envs[e], self.first_action + action)
+            obs = read_obs(self.reader, raw, "step")
+        except Broken as broken:
+            raise self._fault(e, broken) from broken.__cause__
+        self._ended[e] = terminated or truncated
+        return obs, reward, terminated, truncated, paid
 
-    def _read(self, e: int, raw: Any, where: str) -> Arrays:
-        try:
-            return self.reader.read(raw)
-        except ValueError as error:
-            raise self._fault(e, where, f"returned what its space does not allow: {error}") from None
-
-    def _fault(self, e: int, where: str, what: str) -> EnvironmentFault:
-        what = " ".join(what.split())  # one line, whatever the environment's own words were
-        return EnvironmentFault(f"environment {e}, episode seed {self.episode_seed(e)}, step {self._steps[e]}: {where}() {what}")
+    def _fault(self, e: int, broken: Broken) -> EnvironmentFault:
+        return EnvironmentFault(f"environment {e}, episode seed {self.episode_seed(e)}, step {self._steps[e]}: {broken}")
 
 
 class VectorAdapter:
@@ -327,7 +421,7 @@ class VectorAdapter:
 
     def reset(self) -> Arrays:
         """First observations of all."""
-        raw, _ = self.envs.reset(seed=self._seed)
+        raw, _ = self._ask(lambda: self.envs.reset(seed=self._seed), "reset")
         return self._read(raw)
 
     def send(self, actions: NDArray[np.int64]) -> None:
@@ -339,17 +433,21 @@ class VectorAdapter:
     def recv(self) -> Stepped:
         """What came of it."""
         self._steps += 1
-        returned = self.envs.step_wait() if isinstance(self.envs, AsyncVectorEnv) else self.envs.step(self._sent)
-        raw, paid, terminated, truncated, info = returned
+        wait = self.envs.step_wait if isinstance(self.envs, AsyncVectorEnv) else lambda: self.envs.step(self._sent)
+        raw, paid, terminated, truncated, info = self._ask(wait, "step")
         reward, terminated, truncated = np.asarray(paid, np.float32), np.asarray(terminated, bool), np.asarray(truncated, bool)
         if not np.isfinite(reward).all():
             raise EnvironmentFault(f"environment {int(np.argmin(np.isfinite(reward)))}, step {self._steps}: a reward is not finite")
+        if np.abs(reward).max() > LARGEST_REWARD:
+            raise EnvironmentFault(
+                f"environment {int(np.argmax(np.abs(reward)))}, step {self._steps}: a reward is above {LARGEST_REWARD:g}: scale it down"
+            )
         obs, ended, unclipped = self._read(raw), terminated | truncated, raw_rewards(info, reward)
         if self.mode == AutoresetMode.NEXT_STEP or not ended.any():
             return Stepped(obs, reward, terminated, truncated, raw_reward=unclipped)
         if self.mode == AutoresetMode.SAME_STEP:
             return Stepped(obs, reward, terminated, truncated, self._final_observations(obs, info, ended), unclipped)
-        opened, _ = self.envs.reset(options={"reset_mask": ended})  # DISABLED: resetting is ours to do
+        opened, _ = self._ask(lambda: self.envs.reset(options={"reset_mask": ended}), "reset")  # DISABLED: resetting is ours to do
         return Stepped(self._read(opened), reward, terminated, truncated, final_obs=obs, raw_reward=unclipped)
 
     def step(self, actions: NDArray[np.int64]) -> Stepped:
@@ -359,7 +457,15 @@ class VectorAdapter:
 
     def close(self) -> None:
         """Close the vector."""
-        self.envs.close()
+        close_env(self.envs)
+
+    def _ask(self, call: Callable[[], Any], word: str) -> Any:
+        try:
+            return call()
+        except DaeError:
+            raise
+        except RAISED as error:
+            raise EnvironmentFault(f"step {self._steps}: {word}() of the vector raised {one_line(error)}") from error
 
     def _final_observations(self, obs: Arrays, info: Mapping[str, Any], ended: NDArray[np.bool_]) -> Arrays:
         final = info.get("final_obs")

@@ -1,6 +1,7 @@
 """A learning curve and a video of the trained agent, at the end of a run. Both need extras; neither is needed to learn."""
 
 import importlib.util
+import itertools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae.envs.gymnasium import AnyEnv, EnvSource
-from dae.errors import MissingExtra
+from dae.errors import ConfigError, EnvironmentFault, FileError, MissingExtra
 from dae.run.record import read_jsonl
 
 
@@ -20,10 +21,30 @@ def have(*packages: str) -> bool:
 
 
 def make_rendering(source: EnvSource) -> AnyEnv:
-    """The environment, rendering arrays: without a window, and without pygame's greetings."""
+    """The environment, rendering arrays: without a window, and without pygame's greetings. Its frame rate is sound."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    return source.make(render_mode="rgb_array")
+    env = source.make(render_mode="rgb_array")
+    metadata = env.metadata or {}
+    fps: Any = metadata.get("render_fps")
+    known = isinstance(fps, int | float) and 1 <= fps <= 1000
+    env.metadata = {**metadata, "render_fps": round(fps) if known else 30}
+    return env
+
+
+def video_target(name: str) -> Path:
+    """Where a video shall lie, if it can; asked before anything is played."""
+    path = Path(name)
+    if path.suffix != ".mp4":
+        raise ConfigError(f"video={name}: must be the name of an .mp4 file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writable = not path.is_dir() and os.access(path.parent, os.W_OK)
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from error
+    if not writable:
+        raise FileError(f"{path}: can't be written")
+    return path
 
 
 def learning_curve(folder: Path, title: str) -> Path:
@@ -75,21 +96,37 @@ def learning_curve(folder: Path, title: str) -> Path:
 
 
 def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], fps: int) -> Path:
-    """H.264, playable anywhere."""
+    """H.264, playable anywhere. The file appears when it is whole."""
     if not have("av"):
         raise MissingExtra("video", "video")
     import av
 
+    frames = iter(frames)
+    first = next(frames, None)
+    if first is None:
+        raise EnvironmentFault("render() returned no picture to write")
+    height, width = _picture(first).shape[0] // 2 * 2, _picture(first).shape[1] // 2 * 2
     path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w") as container:
-        stream: Any = None
-        for frame in frames:
-            if stream is None:
-                stream = container.add_stream("h264", rate=fps)
-                stream.height, stream.width = frame.shape[0] // 2 * 2, frame.shape[1] // 2 * 2
-                stream.pix_fmt = "yuv420p"
-            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[: stream.height, : stream.width]), format="rgb24")
-            container.mux(stream.encode(picture))
-        if stream is not None:
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with av.open(str(partial), "w", format="mp4") as container:
+            stream: Any = container.add_stream("h264", rate=fps)
+            stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+            for frame in itertools.chain([first], frames):
+                picture = np.ascontiguousarray(_picture(frame, height, width)[:height, :width])
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
             container.mux(stream.encode(None))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
     return path
+
+
+def _picture(frame: Any, height: int = 2, width: int = 2) -> NDArray[np.uint8]:
+    """What was rendered, if it is a picture of at least this size."""
+    found = np.asarray(frame)
+    if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] != 3:
+        raise EnvironmentFault(f"render() returned {found.dtype} {found.shape}: a picture is uint8 (height, width, 3)")
+    if found.shape[0] < height or found.shape[1] < width:
+        raise EnvironmentFault(f"render() returned a picture of {found.shape[:2]}: a video needs at least {(height, width)}")
+    return found
