@@ -5,7 +5,7 @@ observation gets a slot of its own that holds no transition: under NEXT_STEP it 
 is written beside.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,14 @@ class ActingInputs:
         return Inputs(tensors, tensor(prev_action), tensor(prev_reward), tensor(reset))
 
 
+CARRIED = ("reset", "valid", "prev_action", "prev_reward", "score", "length")
+"""Arrays of a collector, beside observations, frames and recurrent states."""
+
+
+def _parts(arrays: Mapping[str, NDArray[np.generic]], prefix: str) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
 class Collector:
     """Holds where each environment is. `act` and `observe` move all of them by one; between the two the learner may work."""
 
@@ -128,6 +136,33 @@ class Collector:
             self.reset, self.valid = ended, np.ones_like(ended)
         self.obs, self.prev_action, self.prev_reward, self.state = stepped.obs, action, reward, after
         return episodes
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that is carried from step to step, but for the environments themselves."""
+        arrays = {name: getattr(self, name) for name in CARRIED}
+        arrays |= {f"obs.{name}": array for name, array in self.obs.items()}
+        arrays |= {f"frames.{name}": array for name, array in self.inputs.stacks.frames.items()}
+        states = {name: getattr(self.state, name) for name in ("core", "embeddings", "resets")}
+        found = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+        return found | {name: tensor.cpu().clone() for name, tensor in states.items() if tensor is not None}
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of `tensors`."""
+        arrays = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
+        for name in CARRIED:
+            setattr(self, name, arrays[name])
+        self.obs, self.inputs.stacks.frames = _parts(arrays, "obs."), _parts(arrays, "frames.")
+        there = {name: tensors[name].to(self.agent.device) for name in ("core", "embeddings", "resets") if name in tensors}
+        self.state = ActorState(**there)
+
+    def begin_anew(self) -> None:
+        """New episodes in environments that can't be brought back to where they were: the old ones count as cut off there."""
+        none, no, e = np.zeros_like(self.prev_action), np.zeros_like(self.valid), self.envs.num_envs
+        everyone = np.arange(e)
+        self.replay.add(everyone, self.obs, self.reset, self.state.core, none, none.astype(np.float32), no, no)
+        self.obs = self.envs.reset()
+        self.reset, self.valid, self.prev_action, self.prev_reward = ~no, ~no, none, np.zeros_like(self.prev_reward)
+        self.state, self.score, self.length = self.agent.initial_state(e), np.zeros(e), np.zeros(e, np.int64)
 
     def _add_last_observations(self, envs: NDArray[np.int64], final_obs: Arrays, after: ActorState) -> None:
         none, no = np.zeros(len(envs), np.int64), np.zeros(len(envs), bool)

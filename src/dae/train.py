@@ -4,9 +4,9 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from dae.agent import Actor, Agent, Signals
 from dae.collect import Collector, Episode
 from dae.config import Config
 from dae.encoders import Impala, ObsSpec
-from dae.envs.gymnasium import AnyEnv, Envs, EnvSource
+from dae.envs.gymnasium import AnyEnv, EnvList, Envs, EnvSource
 from dae.errors import ConfigError, Diverged, enough_memory
 from dae.evaluate import Evaluation
 from dae.graphs import Captured
@@ -159,6 +159,8 @@ class Trainer:
         """Called when an evaluation begins."""
         self.ended = False
         """No more is to be learned: only the last evaluation may be left."""
+        self.due = False
+        """An evaluation of the agent as it is now is owed."""
         self.running: Scoring | None = None
         """The evaluation that goes on beside training (`eval_beside`)."""
         self.eval_seconds = 0.0
@@ -188,24 +190,26 @@ class Trainer:
         episodes: list[Episode] = []
         over = False
         while not over:
-            before = self.agent_steps
-            episodes += self.step()
-            late = run.stop_after_minutes > 0 and time.monotonic() - began >= 60 * run.stop_after_minutes
-            self.ended = late or self.agent_steps >= self.cfg.last_agent_step
+            if not self.due:  # else the run goes on from a checkpoint that was made before an evaluation
+                before = self.agent_steps
+                episodes += self.step()
+                late = run.stop_after_minutes > 0 and time.monotonic() - began >= 60 * run.stop_after_minutes
+                self.ended = late or self.agent_steps >= self.cfg.last_agent_step
+                self.due = self.ended or passed(before, self.agent_steps, acting.eval_every_agent_steps)
+                if self.ended:  # not where it was stopped: it may go on, and would make these updates one step later
+                    self.catch_up()
+                if self.ended or self.stop or passed(before, self.agent_steps, run.log_every_agent_steps):
+                    report = self.report(episodes)
+                    episodes = []
+                    yield report
+                    refuse_divergence(report)
             over = self.ended or self.stop
-            if over:
-                self.catch_up()
-            if over or passed(before, self.agent_steps, run.log_every_agent_steps):
-                report = self.report(episodes)
-                episodes = []
-                yield report
-                refuse_divergence(report)
-            due = self.ended or passed(before, self.agent_steps, acting.eval_every_agent_steps)
-            for scored in self.evaluations(due, wait=over or not acting.eval_beside):
+            for scored in self.evaluations(self.due, wait=over or not acting.eval_beside):
                 yield scored
                 if not over and self.reached(scored):
                     over = True
                     yield self.report(episodes)
+            self.due = self.due and self.stop  # an evaluation that a stop has dropped is still owed
         if self.running is not None:
             self.running.close()
         yield Report("end", self.agent_steps, self.updates)
@@ -304,6 +308,46 @@ class Trainer:
         recomputed, stored = agent.net.trunk(window.inputs[:k], window.core_in).core[same], after.core_in[same]
         return float((recomputed - stored).norm() / stored.norm().clamp_min(1e-6))
 
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that the run carries at a report, beside the agent and the replay: tensors, and what JSON can hold."""
+        tensors = {f"collector.{name}": tensor for name, tensor in self.collector.tensors().items()}
+        tensors |= {f"signals.{name}": tensor.cpu().clone() for name, tensor in vars(self.signals).items()}
+        numbers = {
+            "agent_steps": self.agent_steps, "updates": self.updates, "due": self.due, "variance_due": self._variance_due,
+            "eval_seconds": self.eval_seconds, "acting": self.collector.rng.bit_generator.state,
+            "sampling": self.replay_rng.bit_generator.state,
+            "journal": self.envs.journal() if isinstance(self.envs, EnvList) else None,
+        }  # fmt: skip
+        if self.running is not None and self._snapshot is not None:  # it will begin again
+            numbers["running"] = {"agent_steps": self.running.agent_steps, "updates": self.running.updates}
+            tensors |= {f"snapshot.{name}": p.cpu().clone() for name, p in self._snapshot.net.state_dict().items()}
+        return tensors, numbers
+
+    def go_on(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> bool:
+        """From where `state` was taken; agent and replay are there already. Whether it is as if the run had never stopped."""
+        self.collector.load(_named(tensors, "collector."))
+        for name, tensor in _named(tensors, "signals.").items():
+            getattr(self.signals, name).copy_(tensor)
+        self.collector.agent_steps, self.updates, self.due = numbers["agent_steps"], numbers["updates"], numbers["due"]
+        self._variance_due, self.eval_seconds = numbers["variance_due"], numbers["eval_seconds"]
+        self.collector.rng.bit_generator.state = numbers["acting"]
+        self.replay_rng.bit_generator.state = numbers["sampling"]
+        self.ended = self.agent_steps >= self.cfg.last_agent_step
+        if "running" in numbers:
+            player = self.snapshot()
+            player.net.load_state_dict(_named(tensors, "snapshot."))
+            self.running = Scoring(self, player, **numbers["running"])
+        return self._back_to(numbers["journal"])
+
+    def _back_to(self, journal: Mapping[str, Any] | None) -> bool:
+        """The environments to where they were; where they can't be brought there, new episodes."""
+        if journal is not None and isinstance(self.envs, EnvList):
+            there = self.envs.replay(journal)
+            if all(np.array_equal(there[name], array) for name, array in self.collector.obs.items()):
+                return self.agent.device.type == "cpu"
+        self.collector.begin_anew()
+        return False
+
     def evaluations(self, due: bool, wait: bool) -> list[Report]:
         """Those that have ended. One that is due begins, once the one before it is over; `wait` for it, or go on beside it."""
         began, reports = time.perf_counter(), []
@@ -312,7 +356,8 @@ class Trainer:
             self.running = None
         if due and not self.stop:
             self.before_evaluation()
-            self.running = Scoring(self, snapshot=not wait)
+            player = self.agent.player if wait else self.snapshot()
+            self.running = Scoring(self, player, self.agent_steps, self.updates)
             if wait and self.running.finish():
                 reports.append(self.running.report())
                 self.running = None
@@ -324,15 +369,15 @@ class Trainer:
 
 
 class Scoring:
-    """An evaluation of the agent as it is now, in the middle of a run."""
+    """An evaluation of the agent as it was after so many steps, in the middle of a run."""
 
-    def __init__(self, run: Trainer, snapshot: bool):
-        self.run, acting, self.agent_steps, self.updates = run, run.cfg.acting, run.agent_steps, run.updates
+    def __init__(self, run: Trainer, player: Actor, agent_steps: int, updates: int):
+        self.run, acting, self.agent_steps, self.updates = run, run.cfg.acting, agent_steps, updates
         self.evaluation: Evaluation | None = None
         if run.eval_source is not None:
             self.evaluation = Evaluation(
-                run.snapshot() if snapshot else run.agent.player, run.eval_source, acting.eval_episodes, acting.eval_epsilon,
-                run.seeds.evaluation_at(self.agent_steps), run.cfg.network.channels,
+                player, run.eval_source, acting.eval_episodes, acting.eval_epsilon,
+                run.seeds.evaluation_at(agent_steps), run.cfg.network.channels,
             )  # fmt: skip
 
     def advance(self) -> bool:
@@ -366,6 +411,10 @@ def refuse_divergence(report: Report) -> None:
                 f"learning has diverged: {name} is {value} after {report.agent_steps:,} agent steps; lower learning_rate, or look "
                 "for huge rewards or observations"
             )
+
+
+def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def passed(before: int, now: int, every: int) -> bool:

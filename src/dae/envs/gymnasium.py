@@ -347,6 +347,7 @@ class EnvList:
         self._ended, self._steps = [False] * num_envs, [0] * num_envs
         self._sent: NDArray[np.int64] = np.zeros(num_envs, np.int64)
         self._only: Sequence[int] | None = None
+        self._taken: list[list[int]] = [[] for _ in range(num_envs)]  # actions of the episode that each environment is in
 
     def episode_seed(self, env: int) -> int:
         """Of the episode that environment `env` is in. 32 bits: many environments take no more."""
@@ -373,13 +374,28 @@ class EnvList:
         paid = None if all(x is None for x in raw) else np.array([r if x is None else x for r, x in zip(reward, raw, strict=True)])
         return Stepped(_stack(obs), np.array(reward, np.float32), np.array(terminated), np.array(truncated), raw_reward=paid)
 
+    def journal(self) -> dict[str, Any]:
+        """How every environment came to where it is: the number of its episode, and the actions taken in it."""
+        return {"episodes": list(self._episode), "actions": [list(taken) for taken in self._taken]}
+
+    def replay(self, journal: Mapping[str, Any]) -> Arrays:
+        """There again, by the same seeds and actions. Returns what is observed there."""
+        obs = []
+        for e, (episode, actions) in enumerate(zip(journal["episodes"], journal["actions"], strict=True)):
+            self._episode[e] = int(episode)
+            seen = self._reset(e)
+            for action in actions:
+                seen = self._step(e, int(action))[0]
+            obs.append(seen)
+        return _stack(obs)
+
     def close(self) -> None:
         """Close every environment."""
         for env in self.envs:
             close_env(env)
 
     def _reset(self, e: int) -> Arrays:
-        self._ended[e], self._steps[e] = False, 0
+        self._ended[e], self._steps[e], self._taken[e] = False, 0, []
         try:
             return read_obs(self.reader, reset_env(self.envs[e], self.episode_seed(e)), "reset")
         except Broken as broken:
@@ -390,6 +406,7 @@ class EnvList:
             self._episode[e] += 1
             return self._reset(e), 0.0, False, False, None
         self._steps[e] += 1
+        self._taken[e].append(action)
         try:
             raw, reward, terminated, truncated, paid = step_env(self.envs[e], self.first_action + action)
             obs = read_obs(self.reader, raw, "step")
