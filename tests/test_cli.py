@@ -556,6 +556,7 @@ class Shows(Maze):
             "floats": np.zeros((16, 16, 3)),
             "a plane": np.zeros((16, 16), np.uint8),
             "a dot": np.zeros((1, 1, 3), np.uint8),
+            "ever less": np.zeros((13 + self.left, 13 + self.left, 3), np.uint8),
             "odd": np.zeros((33, 21, 3), np.uint8),
         }[self.what]
 
@@ -588,6 +589,7 @@ def complaint(capsys):
         ("floats", 3, "dae: render() returned float64 (16, 16, 3): a picture is uint8 (height, width, 3)"),
         ("a plane", 3, "returned uint8 (16, 16)"),
         ("a dot", 3, "a picture of (1, 1)"),
+        ("ever less", 3, "a picture of (31, 31): a video needs at least (32, 32)"),
         ("no pygame", 6, "dae: rendering needs an extra: pip install 'dae-rl[render]'"),
     ],
 )
