@@ -22,7 +22,7 @@ help:
 	@echo "make wheel    dist/dae_rl-*.whl"
 
 demo: $(VENV)/.installed-demo
-	@$(VENV)/bin/dae train --preset quickstart --overwrite
+	@$(VENV)/bin/dae train --preset quickstart
 
 # Two workers of one thread each, for two cores.
 test: $(VENV)/.installed-dev

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -223,8 +222,7 @@ class DAE:
 
         A checkpoint that is there is replaced; any other folder that holds something is refused.
         """
-        more = {"saved": time.time(), "reward_scale": self.reward_scale}
-        return save_checkpoint(Path(path), self.agent.state_dict(), self.now(), more)
+        return save_checkpoint(Path(path), self.agent.state_dict(), self.now(), {"reward_scale": self.reward_scale})
 
     @property
     def reward_scale(self) -> float:

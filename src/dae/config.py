@@ -243,6 +243,8 @@ class RunConfig:
     """Distance between lines of metrics.jsonl."""
     checkpoint_every_agent_steps: int = 250_000
     """0: only at the end."""
+    resumable: bool = True
+    """Keep in checkpoints all that the same command needs to go on with the run, the replay included."""
     tensorboard: bool = True
     """Also write TensorBoard files, where it is installed."""
     video: bool = True

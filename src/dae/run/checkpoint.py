@@ -2,8 +2,9 @@
 
 A checkpoint is a folder that appears whole (written beside, then renamed) and is never changed:
     agent.safetensors    `Agent.state_dict()`
-    checkpoint.json      configuration, spaces, counters
-    manifest.json        size and SHA-256 of the two
+    checkpoint.json      configuration, spaces, counters; of a run also its generators, and the chunks of its replay (chunks.py)
+    run.safetensors      of a run: where its environments and its actor are
+    manifest.json        size and SHA-256 of each
 An export is one safetensors file of the acting part in 16 bit, with the same JSON in its header.
 """
 
@@ -12,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,8 @@ from dae.errors import ConfigError, Diverged, FileError
 from dae.files import whole_file, writing
 
 FORMAT = 1
-FILES = ("agent.safetensors", "checkpoint.json", "manifest.json")
+RUN = "run.safetensors"
+FILES = ("agent.safetensors", "checkpoint.json", "manifest.json", RUN)
 _DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
 ACTING_PARTS = ("encoder.", "prev_action.", "prev_reward.", "core.", "adv.")
 
@@ -78,8 +81,17 @@ class Blueprint:
             raise FileError(f"{where}: not a description of an agent ({type(error).__name__}: {error})") from error
 
 
-def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], blueprint: Blueprint, more: Mapping[str, Any]) -> Path:
-    """Write the checkpoint `folder`, whole or not at all. What is there already is replaced only if it is a checkpoint, or empty."""
+def save_checkpoint(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    blueprint: Blueprint,
+    more: Mapping[str, Any],
+    run: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """Write the checkpoint `folder`, whole or not at all. What is there already is replaced only if it is a checkpoint, or empty.
+
+    `run` has what a run carries beside the learner, where it shall go on from here.
+    """
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise Diverged(
@@ -93,7 +105,7 @@ def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], blueprint: Blue
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir()
-            _write(partial, tensors, {**blueprint.to_json(), **more})
+            _write(partial, tensors, run or {}, {**blueprint.to_json(), "saved": time.time(), **more})
             if folder.exists():
                 shutil.rmtree(folder)
             partial.rename(folder)
@@ -113,23 +125,35 @@ def _refuse_what_is_not_ours(folder: Path) -> None:
         raise ConfigError(f"{folder} holds something that is no checkpoint: it is not replaced; choose another name")
 
 
-def _write(folder: Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, folder / "agent.safetensors")
+def _write(folder: Path, tensors: Mapping[str, Tensor], run: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+    for name, part in (("agent.safetensors", tensors), (RUN, run)):
+        if part:
+            save_file({k: v.detach().cpu().contiguous() for k, v in part.items()}, folder / name)
     (folder / "checkpoint.json").write_text(json.dumps(description, indent=1))
-    names = ("agent.safetensors", "checkpoint.json")
+    names = sorted(path.name for path in folder.iterdir())
     manifest = {name: {"bytes": (folder / name).stat().st_size, "sha256": digest(folder / name)} for name in names}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
     for path in (*folder.iterdir(), folder):
         sync(path)
 
 
-def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Blueprint, dict[str, Any]]:
-    """Tensors, blueprint and the rest, after the manifest was verified."""
+def _verify(folder: Path, *names: str) -> None:
     manifest = read_json(folder / "manifest.json")
-    for name in ("agent.safetensors", "checkpoint.json"):
+    for name in names:
         known = manifest.get(name) if isinstance(manifest, dict) else None
         if not isinstance(known, dict) or not (folder / name).is_file() or digest(folder / name) != known.get("sha256"):
             raise FileError(f"{folder / name}: missing or damaged (its SHA-256 is not the manifest's)")
+
+
+def load_run(folder: Path) -> dict[str, Tensor]:
+    """What a run carried beside its learner, likewise."""
+    _verify(folder, RUN)
+    return load_file(folder / RUN)
+
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Blueprint, dict[str, Any]]:
+    """Tensors, blueprint and the rest, after the manifest was verified."""
+    _verify(folder, "agent.safetensors", "checkpoint.json")
     data = read_json(folder / "checkpoint.json")
     return load_file(folder / "agent.safetensors"), Blueprint.from_json(data, str(folder)), data
 

@@ -70,6 +70,11 @@ class ReplayStore:
         self.chunks = [chunk for chunk in self.chunks if (np.array(chunk.last) > oldest).any()]
         return list(self.chunks)
 
+    def verify(self) -> None:
+        """Whether all chunks are there, and as they were written."""
+        for chunk in self.chunks:
+            self._verify(chunk)
+
     def load(self, replay: Replay) -> None:
         """Fill an empty replay."""
         for chunk in self.chunks:
@@ -99,10 +104,14 @@ class ReplayStore:
         partial.rename(path)
         return Chunk(path.name, sums, tuple(ends["first"]), tuple(ends["last"]))
 
-    def _read(self, chunk: Chunk, replay: Replay) -> dict[str, Tensor]:
+    def _verify(self, chunk: Chunk) -> Path:
         path = self.folder / chunk.name
         if not path.is_file() or digest(path) != chunk.sha256:
             raise FileError(f"{path}: missing or damaged (its SHA-256 is not the checkpoint's)")
+        return path
+
+    def _read(self, chunk: Chunk, replay: Replay) -> dict[str, Tensor]:
+        path = self._verify(chunk)
         rings, rows = replay.rings(), sum(last - first for first, last in zip(chunk.first, chunk.last, strict=True))
         if len(chunk.first) != replay.num_envs:
             raise FileError(f"{path}: of {len(chunk.first)} environments, not of {replay.num_envs}")

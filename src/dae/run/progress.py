@@ -23,16 +23,19 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 class Progress:
     """Feed it every report; `speed` is what the log writes too."""
 
-    def __init__(self, title: str, total_agent_steps: int, objective: ObjectiveConfig, quiet: bool = False):
+    def __init__(
+        self, title: str, total_agent_steps: int, objective: ObjectiveConfig, quiet: bool = False,
+        agent_steps: int = 0, updates: int = 0, seconds: float = 0.0, eval_seconds: float = 0.0,
+    ):  # fmt: skip
         self.title, self.total, self.objective, self.quiet = title, total_agent_steps, objective, quiet
         self.console = Console(stderr=True)
-        self.started = time.time()
-        self._last_spent, self._last_steps = 0.0, 0
+        self.started = time.time() - seconds
+        self._last_spent, self._last_steps = seconds - eval_seconds, agent_steps  # where it went on, if it was cut off before
         self.speed = 0.0
         self.scores: deque[float] = deque(maxlen=50)
         self.evals: list[tuple[int, float]] = []
         self.metrics: dict[str, float] = {}
-        self.steps = self.updates = 0
+        self.steps, self.updates = agent_steps, updates
         self._live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal and not quiet else None
 
     def __enter__(self) -> "Progress":

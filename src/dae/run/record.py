@@ -72,9 +72,11 @@ class Tracker(Protocol):
 class Recorder:
     """Writes reports as they come; every line is whole when it is on disk."""
 
-    def __init__(self, folder: Path, lock: Lock, trackers: list[Tracker], frames_per_agent_step: int = 1):
+    def __init__(
+        self, folder: Path, lock: Lock, trackers: list[Tracker], frames_per_agent_step: int = 1, seconds_before: float = 0.0
+    ):
         self.folder, self.lock, self.trackers, self.frames = folder, lock, trackers, frames_per_agent_step
-        self.started = time.time()
+        self.started = time.time() - seconds_before
         self._files = {name: (folder / f"{name}.jsonl").open("a") for name in ("metrics", "episodes", "eval")}
 
     @classmethod
@@ -95,6 +97,36 @@ class Recorder:
             except BaseException:
                 lock.release()
                 raise
+
+    @classmethod
+    def go_on(cls, folder: Path, cfg: Config, frames_per_agent_step: int, agent_steps: int, run: Mapping[str, Any]) -> Self:
+        """The folder of a run that goes on after so many steps: its files as they were then."""
+        with writing(folder):
+            lock = Lock(folder)
+            try:
+                lock.sign()
+                for name, size in run["sizes"].items():
+                    with (folder / f"{name}.jsonl").open("r+b") as file:
+                        file.truncate(size)
+                about = read_json(folder / "run.json")
+                about.pop("ended", None)
+                about.setdefault("gone_on", []).append({"agent_steps": agent_steps, **provenance()})
+                _replace(folder / "run.json", json.dumps(about, indent=1))
+                _replace(folder / "config.yaml", yaml.safe_dump(cfg.nested(), sort_keys=False))
+                trackers: list[Tracker] = []
+                if cfg.run.tensorboard and TensorBoard.available():
+                    trackers.append(TensorBoard(folder, agent_steps + 1))
+                return cls(folder, lock, trackers, frames_per_agent_step, float(run["seconds"]))
+            except BaseException:
+                lock.release()
+                raise
+
+    def sizes(self) -> dict[str, int]:
+        """Of the files, in bytes, as they are on disk."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        return {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
 
     def write(self, report: Report, more: Mapping[str, float]) -> None:
         """One line of metrics, or one line for each evaluation episode; one for each training episode."""
@@ -130,20 +162,24 @@ class Recorder:
             for closes in (self.lock.release, *(f.close for f in self._files.values()), *(t.close for t in self.trackers)):
                 closing.callback(closes)
             about = json.loads(path.read_text()) | {"ended": how, "hours": round((time.time() - self.started) / 3600, 4)}
-            with whole_file(path) as partial:
-                partial.write_text(json.dumps(about, indent=1))
+            _replace(path, json.dumps(about, indent=1))
 
     def _line(self, file: str, values: Mapping[str, Any]) -> None:
         self._files[file].write(json.dumps({k: _round(v) for k, v in values.items()}) + "\n")
 
 
+def _replace(path: Path, text: str) -> None:
+    with whole_file(path) as partial:
+        partial.write_text(text)
+
+
 class TensorBoard:
     """TensorBoard's event files, in the run folder."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, from_agent_step: int | None = None):
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder / "tensorboard"))
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=from_agent_step)
 
     @staticmethod
     def available() -> bool:

@@ -2,10 +2,10 @@
 
 import contextlib
 import itertools
-import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from dae.diagnostics import Finding, findings
 from dae.envs.gymnasium import AnyEnv, EnvSource
 from dae.errors import ConfigError, DaeError, EnvironmentFault, FileError, MissingExtra, Stopped, enough_memory
 from dae.replay import bytes_needed
-from dae.run import pictures
+from dae.run import pictures, resume
+from dae.run.chunks import ReplayStore
 from dae.run.progress import Progress
 from dae.run.record import Recorder, read_jsonl, refuse_taken, run_folder
 from dae.train import Trainer, passed
@@ -32,29 +33,44 @@ ENDLESS = (
     "no training episode has ended yet and the environment declares no limit, so this evaluation may not end either: "
     "--max-episode-agent-steps gives it one"
 )
-KEPT_CHECKPOINTS = 2
+NOT_EXACT = "not exactly as if it had never stopped: on a GPU, and with environments that can't be brought back to where they were"
 LONGEST_VIDEO_AGENT_STEPS = 2000
 """Of the video at the end of a run: some episodes last an hour. `dae play` films whole ones."""
 
 
 def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite: bool, quiet: bool) -> Path:
-    """Train as configured; returns the run folder."""
+    """Train as configured, from where the same command was cut off if it was; returns the run folder."""
     agent = DAE(config=cfg)
     assert agent.source is not None
     agent.refuse_too_large()
     folder = run_folder(cfg, agent.source.name)
-    refuse_taken(folder, overwrite)
-    if weights:
+    how = "new" if overwrite else resume.same_run(folder, cfg, weights)
+    if how == "finished":
+        say(f"{folder}: this run is finished already; --overwrite makes it anew")
+        return folder
+    point, wrong = resume.newest_point(folder) if how == "unfinished" else (None, [])
+    for line in wrong:
+        say(f"note: {line}")
+    if point is None:
+        resume.refuse_to_begin_again(folder, overwrite)
+        refuse_taken(folder, overwrite or how == "unfinished")  # what was cut off before its first checkpoint begins again
+    if cfg.run.resumable:
+        resume.refuse_small_disk(agent, folder)
+    if weights and point is None:
         if Path(weights).resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"--from {weights}: this run would be written over it; choose another --name")
         agent.load_weights(weights)
         say(f"starting from the networks of {weights}: weights only, with a new replay, optimiser and schedules")
     # The environments' first reset. What can go wrong before the first step has gone wrong before a folder is made or replaced.
     agent.trainer = Trainer(agent.config, agent.envs, agent.agent, agent.source)
-    recorder = Recorder.create(folder, cfg, about_run(agent, presets, weights), overwrite)
+    if point is None:
+        recorder = Recorder.create(folder, cfg, about_run(agent, presets, weights), overwrite or how == "unfinished")
+    else:
+        recorder = Recorder.go_on(folder, cfg, agent.source.frames_per_agent_step, point.blueprint.agent_steps, point.run)
+        resume.drop_newer(folder, point)
     announce(agent, folder)
     try:
-        reached = learn(agent, recorder, quiet)
+        reached = learn(agent, recorder, quiet, point)
     except BaseException as error:
         with contextlib.suppress(DaeError):  # the first thing that went wrong is the one to be told
             recorder.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
@@ -93,16 +109,23 @@ def announce(agent: DAE, folder: Path) -> None:
         Console(stderr=True).print(protocol_table(agent.source))
 
 
-def learn(agent: DAE, recorder: Recorder, quiet: bool) -> bool:
+def learn(agent: DAE, recorder: Recorder, quiet: bool, point: resume.Point | None = None) -> bool:
     """The run itself, with all that is written on the way. Returns whether the score that was asked for was reached."""
-    trainer, cfg, reached, saved_at = agent.trainer, agent.config, False, 0
+    trainer, cfg, reached = agent.trainer, agent.config, False
     assert trainer is not None and agent.source is not None
-    title = f"{agent.source.name} · seed {cfg.run.seed}"
+    store = ReplayStore(recorder.folder / "replay") if cfg.run.resumable else None
+    title, where = f"{agent.source.name} · seed {cfg.run.seed}", dict[str, Any]()
+    if point is not None:
+        store = ReplayStore(recorder.folder / "replay", resume.chunks_of(point.run, point.path))
+        exact = resume.go_on(agent, trainer, point, store)
+        say(f"going on after {trainer.agent_steps:,} agent steps" + ("" if exact else f", {NOT_EXACT}"))
+        where = {"seconds": float(point.run["seconds"]), "eval_seconds": trainer.eval_seconds, "updates": trainer.updates}
+    saved_at = trainer.agent_steps
     trainer.before_evaluation = note_if_endless(agent)
     with (
         stop_on_signals(trainer) as asked,
         enough_memory("learning with these sizes"),
-        Progress(title, cfg.last_agent_step, cfg.objective, quiet) as progress,
+        Progress(title, cfg.last_agent_step, cfg.objective, quiet, trainer.agent_steps, **where) as progress,
     ):
         try:
             for report in trainer.run():
@@ -112,10 +135,10 @@ def learn(agent: DAE, recorder: Recorder, quiet: bool) -> bool:
                 due = last or passed(saved_at, report.agent_steps, cfg.run.checkpoint_every_agent_steps)
                 if report.kind == "end" or (report.kind == "train" and due):
                     saved_at = report.agent_steps
-                    keep_checkpoint(agent, recorder.folder)
-        except EnvironmentFault:  # it leaves the learner between two updates
+                    resume.keep_checkpoint(agent, recorder, store, time.time() - progress.started)
+        except EnvironmentFault:  # it leaves the learner between two updates, but its environments in the middle of a step
             if trainer.updates:
-                keep_checkpoint(agent, recorder.folder)
+                resume.keep_checkpoint(agent, recorder, None)
             raise
     if asked:
         raise Stopped(asked[0])
@@ -190,15 +213,6 @@ def describe(agent: DAE) -> str:
         f"{sum(sizes.values()) / 1e6:.2f}M parameters on {agent.agent.device.type}, {agent.envs.num_envs} environments, {rewards}, "
         f"replay of {cfg.learning.replay_agent_steps:,} steps in {replay / 2**20:,.0f} MiB"
     )
-
-
-def keep_checkpoint(agent: DAE, folder: Path) -> Path:
-    """Save, and drop all but the newest few."""
-    path = folder / "checkpoints" / f"{agent.now().agent_steps:012d}"
-    kept = path if path.exists() else agent.save(path)
-    for old in sorted(p for p in kept.parent.iterdir() if p.name.isdigit())[:-KEPT_CHECKPOINTS]:
-        shutil.rmtree(old)
-    return kept
 
 
 def finish_pictures(agent: DAE, folder: Path) -> None:
