@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +21,9 @@ from dae.evaluate import Evaluation
 from dae.graphs import Captured
 from dae.network import Network, RecurrentCore, Sizes, make_sizes
 from dae.replay import Replay
+
+CUDNN_PLANS = 0
+"""How many of cuDNN's ways are tried for each convolution; 0: all of them."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ def prepare(network: Network) -> None:
         if isinstance(part, Impala):
             part.stem = "auto"
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # before there are a copy and an optimiser
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # 0: try all of them
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, CUDNN_PLANS
 
 
 class Trainer:
@@ -272,7 +276,9 @@ class Trainer:
         window = self.replay.window(starts, envs, k)
         after = self.replay.window(starts + k, envs, 0)
         same = ~after.inputs.reset[0]  # what lies behind an episode's end is forgotten anyway
-        recomputed, stored = agent.net.trunk(window.inputs[:k], window.core_in).core[same], after.core_in[same]
+        with agent.autocast() if agent.device.type == "cuda" else nullcontext():  # with what an update has set up and compiled
+            core = agent.net.trunk(window.inputs[:k], window.core_in).core
+        recomputed, stored = core[same], after.core_in[same]
         return float((recomputed - stored).norm() / stored.norm().clamp_min(1e-6))
 
     def evaluations(self, due: bool, wait: bool) -> list[Report]:
