@@ -1,12 +1,13 @@
 """What one wants to know of a machine with a GPU, in eight minutes. Every number is written down as it comes, to the folder $OUT.
 
     OUT=out python benchmarks/gpu_session.py                             all of it
-    OUT=out python benchmarks/gpu_session.py --only bench --widths 1 4   some of it; steps: machine, tests, bench, encoder, stem
+    OUT=out python benchmarks/gpu_session.py --only bench --widths 1 4   some of it
     OUT=out python benchmarks/gpu_session.py --tiny                      on a CPU, in a minute: does it run through?
 
 `session.log` has everything that was printed; `bench_m4.json` is what `dae bench` writes; `profile_m4.txt` has the kernels of an
 update by time, and the gaps between the kernels of whole iterations; `encoder_m4_plans0.json` and `stem_m4.json` have variants, in
-milliseconds. A step that fails or takes too long leaves a line in the log, and the next one begins.
+milliseconds, `inductor_m1.json` an update as it is and with its losses compiled. A step (machine, tests, bench, stem, inductor,
+encoder) that fails or takes too long leaves a line in the log, and the next one begins.
 """
 
 import argparse
@@ -45,6 +46,7 @@ def main() -> int:
     steps = [("machine", 0.0, 30, args.plans), ("tests", 0.0, 120, args.plans)]
     steps += [("bench", width, 100, args.plans) for width in args.widths]
     steps += [("stem", width, 60, args.plans) for width in some]
+    steps += [("inductor", width, 150, 10) for width in some[:1]]
     steps += [("encoder", width, 90, plans) for width in some for plans in dict.fromkeys((args.plans, 10))]
     for step, width, seconds, plans in steps:
         if not args.only or step in args.only:
@@ -165,21 +167,67 @@ def bench(width: float, args: argparse.Namespace) -> None:
 
 def profile(width: float, args: argparse.Namespace) -> None:
     """The kernels of 20 updates, and what the device does in 20 iterations."""
+    agent, run = running(width, args)
+    times, device = 2 if args.tiny else 20, run.agent.device
+    watched(run.step, 2, device)  # the profiler itself has to set itself up
+    whole = gaps(watched(run.step, times, device), times)
+    made = [f"m={width:g}, recorded: {run.recorded}", "", *whole, "", *kernels(watched(run.learn, times, device), times)]
+    (OUT / f"profile_m{width:g}.txt").write_text("\n".join(made) + "\n")
+    print(made[2], "\n".join(made[24:36]), sep="\n")
+    agent.close()
+
+
+def running(width: float, args: argparse.Namespace) -> tuple[Any, Any]:
+    """An agent, and its run after the first few updates."""
     from dae import bench as benchmark
     from dae.api import DAE
     from dae.graphs import WARM_UP
     from dae.train import Trainer
 
-    cfg, times = configuration(width, args.tiny, args.plans), 2 if args.tiny else 20
+    cfg = configuration(width, args.tiny, args.plans)
     agent = DAE(config=cfg.override(**benchmark._soon(cfg)))
     run = Trainer(agent.config, agent.envs, agent.agent, agent.source)
     while run.updates < WARM_UP + 2:
         run.step()
-    made = [f"m={width:g}, recorded: {run.recorded}", "", *kernels(watched(run.learn, times, run.agent.device), times), ""]
-    (OUT / f"profile_m{width:g}.txt").write_text("\n".join(made))
-    made += gaps(watched(run.step, times, run.agent.device), times)
-    (OUT / f"profile_m{width:g}.txt").write_text("\n".join(made))
-    print("\n".join(made[:12]))
+    return agent, run
+
+
+def inductor(width: float, args: argparse.Namespace) -> None:
+    """Milliseconds of an update as it is, and with losses and metrics compiled: is it worth the seconds at the start?"""
+    import torch
+
+    import dae.agent
+    from dae.graphs import WARM_UP, Captured
+
+    agent, run = running(width, args)
+    device, found = run.agent.device, dict[str, Any]()
+
+    def timed(name: str) -> None:
+        began = time.monotonic()
+        try:
+            run._update = Captured(run._learn_from, device, run.recorded)
+            for _ in range(WARM_UP + 2):
+                run.learn()
+            seconds, times = time.monotonic() - began, []
+            for _ in range(3 if args.tiny else 50):
+                torch.cuda.synchronize() if device.type == "cuda" else None
+                since = time.perf_counter()
+                run.learn()
+                torch.cuda.synchronize() if device.type == "cuda" else None
+                times.append(1e3 * (time.perf_counter() - since))
+            found[name] = {"ms": statistics.median(times), "seconds to begin": seconds, "recorded": run.recorded}
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {str(error)[:500]}"
+        print(name, found[name], flush=True)
+        (OUT / f"inductor_m{width:g}.json").write_text(json.dumps(found, indent=1) + "\n")
+
+    timed("plain")
+    backend = "aot_eager" if args.tiny else "inductor"
+    dae.agent.update_metrics = torch.compile(dae.agent.update_metrics, dynamic=False, backend=backend)
+    timed("metrics compiled")
+    if not args.tiny:  # it takes half a minute at least
+        run.agent.losses = torch.compile(run.agent.losses, dynamic=False)
+        timed("losses and metrics compiled")
     agent.close()
 
 
@@ -371,7 +419,7 @@ def stem(width: float, args: argparse.Namespace) -> None:
 
 
 STEPS: dict[str, Callable[[float, argparse.Namespace], None]] = {
-    "machine": machine, "tests": tests, "bench": bench, "encoder": encoder, "stem": stem,
+    "machine": machine, "tests": tests, "bench": bench, "inductor": inductor, "encoder": encoder, "stem": stem,
 }  # fmt: skip
 
 if __name__ == "__main__":
