@@ -50,9 +50,9 @@ def main() -> int:
     steps += [("encoder", width, 90, plans) for width in some for plans in dict.fromkeys((args.plans, 10))]
     for step, width, seconds, plans in steps:
         if not args.only or step in args.only:
-            done = begin(step, width, min(seconds, 60 * args.minutes - (time.monotonic() - began)), plans, args)
+            done = begin(step, width, min(args.patience * seconds, 60 * args.minutes - (time.monotonic() - began)), plans, args)
             if step == "bench" and not done:  # too many of cuDNN's ways to try, perhaps
-                begin(step, width, min(seconds, 60 * args.minutes - (time.monotonic() - began)), 10, args)
+                begin(step, width, min(args.patience * seconds, 60 * args.minutes - (time.monotonic() - began)), 10, args)
     say(f"{time.monotonic() - began:.0f} s in all")
     return 0
 
@@ -73,6 +73,7 @@ def arguments() -> argparse.Namespace:
         args.widths = [0.0625] if args.tiny else [1.0, 4.0, 2.0, 8.0]
     if args.tiny:
         args.iterations = 5
+    args.patience = 4 if args.tiny else 1  # of a step; a machine without a GPU has other things to do
     return args
 
 
