@@ -191,11 +191,7 @@ MISTAKES = {
         ("pooling sees the convolution's padding", "better = there & (value > best)", "better = value > best"),
         ("pooling sees rows behind the last", "there = (row >= 0) & (row < H)", "there = (row >= 0)"),
         ("the last of equal pixels wins", "(value > best)", "(value >= best)"),
-        (
-            "no scale",
-            ".to(out.dtype.element_ty)",
-            ".to(out.dtype.element_ty) * 0 + tl.load(weight + at, mask=k < 36, other=0).to(out.dtype.element_ty)",
-        ),
+        ("no scale", "other=0) * scale)", "other=0) * 1)"),
         ("no bias", "best + tl.load(bias + channel)", "best"),
         ("the gradient lacks the scale", "d_weight * ctx.scale", "d_weight"),
         ("the gradient goes to all nine", "tl.where(which == t, gradient.to(tl.float32), 0.0)", "gradient.to(tl.float32)"),

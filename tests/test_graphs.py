@@ -3,6 +3,7 @@
 import warnings
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -272,6 +273,52 @@ def test_recorded_updates_are_plain_updates(precision):
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
     assert [m["train/loss_dae"] for m in first] == pytest.approx([m["train/loss_dae"] for m in second], rel=1e-3)
+
+
+class Pictures(gym.Env):
+    """Bytes that never repeat, and rewards that they tell."""
+
+    observation_space = gym.spaces.Box(0, 255, (1, 84, 84), np.uint8)
+    action_space = gym.spaces.Discrete(3)
+    metadata = {"reward_classes": (-1.0, 0.0, 1.0)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observe(), float(self.t % 3 - 1), self.t % 11 == 0, False, {}
+
+    def observe(self):
+        return self.np_random.integers(0, 256, (1, 84, 84)).astype(np.uint8)
+
+
+@gpu
+@pytest.mark.parametrize("width", [1, 4])
+def test_recorded_updates_of_pictures(width, unchecked):
+    """Kernels, layouts and 16 bits all together, recorded and not. Catches: a path that only falls back, and numbers that drift apart."""
+    losses = []
+    for recorded in (True, False):
+        cfg = tiny_config(**SHORT | {"device": "cuda", "core_dim": 32, "frame_stack": 4, "width": width, "learning_rate": "1e-4"})
+        envs = EnvList(Pictures, cfg.environment.num_envs, Seeds.of(cfg.run.seed).envs)
+        run = Trainer(cfg, envs, build_agent(cfg, envs.spec, envs.num_actions, envs.reward_classes), None)
+        assert run.agent.precision == torch.bfloat16
+        run._update.stream = run._update.stream if recorded else None
+        for _ in range(30):
+            run.collector.step(1.0)
+        window = run.replay.sample(np.random.default_rng(0), 4, cfg.window_steps)
+        pictures = window.inputs.obs["obs"].flatten(0, 1)
+        assert pictures.flatten(1, 2).is_contiguous(memory_format=torch.channels_last)
+        assert run.agent.net.encoder.parts[0].takes_kernel(pictures)
+        found = []
+        for _ in range(WARM_UP + 10):
+            run.learn()
+            found.append(run.metrics()["train/loss_rec"])
+        losses.append(found)
+        assert bool(run._update.recorded) == recorded
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
 @gpu

@@ -10,8 +10,8 @@ from dae.encoders import Impala, ObsPart
 from dae.train import build_agent
 from test_lstm_triton import load
 
-SCALE = 1 / 255
-SHAPES = [(3, 12, 12, 16), (2, 9, 11, 32), (1, 8, 7, 48), (1, 2, 3, 16), (5, 30, 30, 16)]
+SCALE = 1 / 256
+SHAPES = [(3, 12, 12, 16), (2, 9, 11, 32), (1, 8, 7, 48), (1, 2, 3, 64), (5, 30, 30, 16)]
 """Pictures, height, width, channels of the convolution; the last one has more pooled pixels than PROGRAMS would take in one round."""
 
 
@@ -42,11 +42,15 @@ def on_gpu(compiled):
 
 
 def case(images, h, w, wide, seed=0, last=False):
-    """Bytes, weights, bias, and what the gradient is taken of; bytes in either layout, weights too."""
+    """Bytes, weights, bias, and what the gradient is taken of; bytes in either layout, weights too.
+
+    Few bits in weights and scale: every sum is exact in any precision, so that the winner is the same one, ties included.
+    """
     torch.manual_seed(seed)
     x = torch.randint(0, 256, (images, 4, h, w), dtype=torch.uint8)
     x[:, :, :, w // 2 :] = 0  # ties: whole areas without anything, as games have them
-    weight, bias, slope = torch.randn(wide, 4, 3, 3), torch.randn(wide), torch.randn(images, wide, (h + 1) // 2, (w + 1) // 2)
+    weight = torch.randint(-64, 65, (wide, 4, 3, 3)) / 64
+    bias, slope = torch.randn(wide), torch.randn(images, wide, (h + 1) // 2, (w + 1) // 2)
     layout = torch.channels_last if last else torch.contiguous_format
     return x.contiguous(memory_format=layout), weight.contiguous(memory_format=layout), bias, slope
 
@@ -176,7 +180,9 @@ def test_the_kernels_compile_for_a_gpu(compiled, tmp_path, monkeypatch):
             fixed = {(names.index(n),): value for n, value in constants.items() if n in names}
             aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n].startswith("*")}
             source = ASTSource(kernel, signature, fixed, aligned)
-            made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": compiled.WARPS})
+            made = triton.compile(
+                source, target=GPUTarget("cuda", 90, 32), options={"num_warps": compiled.warps(compiled.block(wide))}
+            )
             assert made.metadata.shared <= 99 * 1024
 
 
@@ -188,15 +194,13 @@ def test_the_kernels_compile_for_a_gpu(compiled, tmp_path, monkeypatch):
     "shape", [*SHAPES, (33, 84, 84, 16), (17, 84, 84, 64), (3, 84, 84, 128)], ids=lambda shape: "-".join(map(str, shape))
 )
 def test_on_a_gpu(on_gpu, shape):
-    """Single precision against float64; 16 bits no further from it than eager PyTorch is."""
+    """Against float64. In single precision only sums are rounded; in 16 bits also what goes in and comes out, but not what is compared."""
     for last in (False, True):
         c = [x.cuda() for x in case(*shape, last=last)]
         exact = results(plain, *c, dtype=torch.float64)
-        for got, truth in zip(results(on_gpu.conv_pool, *c), exact, strict=True):
-            assert (got - truth).norm() < 1e-5 * truth.norm()
-        ours, eager = (results(function, *c, dtype=torch.bfloat16) for function in (on_gpu.conv_pool, plain))
-        for got, theirs, truth in zip(ours, eager, exact, strict=True):
-            assert (got - truth).norm() < 1.5 * (theirs - truth).norm()
+        for dtype, error in ((torch.float32, 1e-5), (torch.bfloat16, 0.01)):
+            for got, truth in zip(results(on_gpu.conv_pool, *c, dtype=dtype), exact, strict=True):
+                assert (got - truth).norm() < error * truth.norm()
 
 
 @pytest.mark.gpu

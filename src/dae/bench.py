@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dae.api import DAE
 from dae.config import Config
+from dae.encoders import Impala
 from dae.envs.gymnasium import Stepped
 from dae.errors import ConfigError
 from dae.evaluate import Evaluation
@@ -179,15 +180,21 @@ def _beside(run: Trainer) -> float | None:
 
 
 def _flops(run: Trainer) -> int:
-    """Of one update, by PyTorch's counter (products only), with the plain LSTM: it can't see into kernels of ours."""
-    lstms = [net.core.lstm for net in (run.agent.net, run.agent.ema) if isinstance(net.core, RecurrentCore)]
-    before = [lstm.implementation for lstm in lstms]
+    """Of one update, by PyTorch's counter (products only), with plain LSTM and stem: it can't see into kernels of ours."""
+    nets = run.agent.net, run.agent.ema
+    lstms = [net.core.lstm for net in nets if isinstance(net.core, RecurrentCore)]
+    stems = [part for net in nets for part in net.encoder.parts if isinstance(part, Impala)]
+    before, taken = [lstm.implementation for lstm in lstms], [part.stem for part in stems]
     for lstm in lstms:
         lstm.implementation = "reference"
+    for part in stems:
+        part.stem = "reference"
     with FlopCounterMode(display=False) as counter:
         run.agent.update(run.replay.sample(run.replay_rng, run.cfg.learning.batch_size, run.cfg.window_steps), run.signals)
     for lstm, implementation in zip(lstms, before, strict=True):
         lstm.implementation = implementation
+    for part, stem in zip(stems, taken, strict=True):
+        part.stem = stem
     return int(counter.get_total_flops())
 
 

@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ from dae.replay import Replay
 
 COPIES = 5
 """Of all weights, in a learner: two networks, the gradient, and Adam's two moments."""
+CUDNN_PLANS = 0
+"""How many of cuDNN's ways are tried for each convolution; 0: all of them."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def prepare(network: Network) -> None:
         if isinstance(part, Impala):
             part.stem = "auto"
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # before there are a copy and an optimiser
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # 0: try all of them
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, CUDNN_PLANS
 
 
 class Trainer:
@@ -305,7 +308,9 @@ class Trainer:
         window = self.replay.window(starts, envs, k)
         after = self.replay.window(starts + k, envs, 0)
         same = ~after.inputs.reset[0]  # what lies behind an episode's end is forgotten anyway
-        recomputed, stored = agent.net.trunk(window.inputs[:k], window.core_in).core[same], after.core_in[same]
+        with agent.autocast() if agent.device.type == "cuda" else nullcontext():  # with what an update has set up and compiled
+            core = agent.net.trunk(window.inputs[:k], window.core_in).core
+        recomputed, stored = core[same], after.core_in[same]
         return float((recomputed - stored).norm() / stored.norm().clamp_min(1e-6))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
