@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "mutations.md"
-SECONDS = 240
+SECONDS = 600
 
 # What to run for mistakes in a module, the test files that are likeliest to notice first.
 TESTS = {
@@ -32,12 +32,13 @@ TESTS = {
     "stem_triton": ("stem_triton",),
     "encoders": ("encoders", "stem_triton"),
     "replay": ("replay", "time_axis"),
-    "collect": ("time_axis", "collect"),
+    "collect": ("time_axis", "collect", "resume"),
     "evaluate": ("collect",),
     "graphs": ("graphs",),
-    "train": ("train",),
+    "train": ("train", "resume"),
     "config": ("config",),
-    "envs/gymnasium": ("envs_gymnasium", "collect"),
+    "envs/gymnasium": ("envs_gymnasium", "collect", "resume"),
+    "run/chunks": ("chunks",),
     "envs/spaces": ("spaces",),
     "envs/atari": ("envs_atari",),
 }
@@ -46,6 +47,16 @@ TESTS = {
 MISTAKES = {
     "collect": [
         ("late state: H stored after o_t", "self.reset, before.core, action", "self.reset, after.core, action"),
+        (
+            "a run goes on without the frames before",
+            'self.obs, self.inputs.stacks.frames = _parts(arrays, "obs."), _parts(arrays, "frames.")',
+            'self.obs = _parts(arrays, "obs.")',
+        ),
+        (
+            "new episodes are taken for the old ones' next step",
+            "self.replay.add(everyone, self.obs, self.reset, self.state.core, none, none.astype(np.float32), no, no)",
+            "everyone[:0]",
+        ),
         (
             "the actor's previous action never moves on",
             "= stepped.obs, action, reward, after",
@@ -77,8 +88,8 @@ MISTAKES = {
         ),
         (
             "SAME_STEP: a last observation counts as a transition",
-            "none, none.astype(np.float32), no, no)",
-            "none, none.astype(np.float32), no, ~no)",
+            "after.core[torch.from_numpy(envs)], none, none.astype(np.float32), no, no)",
+            "after.core[torch.from_numpy(envs)], none, none.astype(np.float32), no, ~no)",
         ),
         ("the actor's frame stack runs across resets", "            old[reset] = 0\n", ""),
         ("scores run on into the next episode", "self.score[ended], self.length[ended] = 0, 0", "self.length[ended] = 0"),
@@ -346,6 +357,14 @@ MISTAKES = {
             "begun = self.agent_steps - learning.min_replay_agent_steps",
             "begun = self.agent_steps",
         ),
+        ("a stop makes updates a step early", "if self.ended:  # not where", "if self.ended or self.stop:  # not where"),
+        ("a run goes on with a new sampler", 'self.replay_rng.bit_generator.state = numbers["sampling"]', "pass"),
+        ("a run goes on without the evaluation it owes", 'numbers["updates"], numbers["due"]', 'numbers["updates"], False'),
+        (
+            "a run goes on and measures Var(G) at once",
+            'self._variance_due, self.eval_seconds = numbers["variance_due"], ',
+            "self._variance_due, self.eval_seconds = 0, ",
+        ),
         (
             "epsilon by updates",
             "epsilon = self.cfg.acting.epsilon(self.agent_steps, ",
@@ -353,8 +372,8 @@ MISTAKES = {
         ),
         (
             "an evaluation beside training has the weights of training",
-            "run.snapshot() if snapshot else",
-            "run.agent.player if snapshot else",
+            "player = self.agent.player if wait else self.snapshot()",
+            "player = self.agent.player",
         ),
         (
             "the copy that is scored keeps its first weights",
@@ -392,6 +411,7 @@ MISTAKES = {
         ("evaluation resets at every step", "reward, np.zeros(len(action), bool)", "reward, np.ones(len(action), bool)"),
     ],
     "envs/gymnasium": [
+        ("a journal keeps the last action only", "self._taken[e].append(action)", "self._taken[e][:] = [action]"),
         ("raw rewards of a vector are not looked for", 'for part in (info, info.get("final_info")):', "for part in ():"),
         ("SAME_STEP: the raw reward of a last step is lost", 'for part in (info, info.get("final_info")):', "for part in (info,):"),
         ("SAME_STEP: last observation in the wrong row", "rows[name][e] = array", "rows[name][0] = array"),
@@ -410,6 +430,12 @@ MISTAKES = {
         ("pictures transposed", "np.moveaxis(array, -1, -3)", "np.swapaxes(array, -1, -3)"),
         ("bounded vectors are not centred", "(array - leaf.bounds[0]) / leaf.bounds[1]", "array / leaf.bounds[1]"),
         ("choices lose their offset", "_one_hot(array - space.start,", "_one_hot(array,"),
+    ],
+    "run/chunks": [
+        ("a save writes all of the ring again", "start = np.maximum(written, oldest)", "start = oldest"),
+        ("chunks that are overwritten are kept", "if (np.array(chunk.last) > oldest).any()]", "if chunk.last]"),
+        ("a chunk needs no digest", "or digest(path) != chunk.sha256", "or not chunk.sha256"),
+        ("the counts of the chunk's first slots", "replay.count[:] = chunk.last", "replay.count[:] = chunk.first"),
     ],
     "envs/atari": [
         ("actions never stick", '"repeat_action_probability": protocol.sticky', '"repeat_action_probability": 0.0'),
