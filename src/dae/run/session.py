@@ -19,7 +19,7 @@ from dae.api import DAE, Player
 from dae.config import Config, NetworkConfig, read_options
 from dae.describe import protocol_table
 from dae.diagnostics import Finding, findings
-from dae.envs.gymnasium import AnyEnv, EnvSource
+from dae.envs.gymnasium import AnyEnv, EnvSource, close_env
 from dae.errors import ConfigError, DaeError, EnvironmentFault, FileError, MissingExtra, Stopped, enough_memory
 from dae.replay import bytes_needed
 from dae.run import pictures, resume
@@ -240,8 +240,8 @@ def film_if_possible(agent: DAE, source: EnvSource, path: Path) -> list[str]:
         if env.render_mode != "rgb_array":
             return []
         ((score, length),) = film(agent.player(), env, 1, seed=12345, path=path, longest=LONGEST_VIDEO_AGENT_STEPS)
-        env.close()
-    except EnvironmentFault as error:
+        close_env(env)
+    except DaeError as error:
         return [f"no video: {error}"]
     except Exception as error:  # rendering is the environment's own code and must not fail a finished run
         return [f"no video: rendering {source.name} raised {type(error).__name__}: {' '.join(str(error).split())}"]
