@@ -122,8 +122,10 @@ def test_the_other_verbs(trained, tmp_path, capsys):
 
 def test_a_run_that_is_there_is_not_touched(trained, capsys):
     before = (trained / "metrics.jsonl").read_bytes()
-    assert train("--out", str(trained.parents[2])) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert train("--out", str(trained.parents[2])) == 0
+    assert "finished already; --overwrite makes it anew" in capsys.readouterr().err
+    assert train("--out", str(trained.parents[2]), "--discount", "0.5") == 2
+    assert "already holds a run with other options (discount=" in capsys.readouterr().err
     assert (trained / "metrics.jsonl").read_bytes() == before
 
 
@@ -318,8 +320,8 @@ def test_a_second_run_in_a_folder_is_refused(trained, capsys):
     assert re.search(rf"a run is going on there \(host .*, pid {os.getpid()}\)", capsys.readouterr().err)
     lock.release()
     assert (trained / "lock").exists()
-    assert train("--out", str(trained.parents[2])) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert train("--out", str(trained.parents[2])) == 0
+    assert "finished already" in capsys.readouterr().err
 
 
 def test_a_fault_in_the_last_evaluation_leaves_what_was_learned(tmp_path, capsys):
@@ -336,7 +338,8 @@ def test_a_fault_in_the_last_evaluation_leaves_what_was_learned(tmp_path, capsys
 
 PROGRAM = """
 import os, signal, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that put us into the background has switched it off
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that put us into the background has switched it off,
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and `nohup` this one
 if {ignored}:
     signal.signal({number}, signal.SIG_IGN)
 from dae.run import session
@@ -403,7 +406,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path, monkeypatch, capsys):
     (complaint,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("dae: ")]
     assert re.fullmatch(rf"dae: {folder}/checkpoints/\d+: can't be written: No space left on device", complaint)
     (left,) = (folder / "checkpoints").iterdir()
-    assert len(list(left.iterdir())) == 3
+    assert len(list(left.iterdir())) == 4
 
 
 def test_all_presets_are_recorded():
@@ -470,6 +473,7 @@ def test_an_export_replaces_plain_files_only(trained, tmp_path, capsys):
 
 def test_tables_are_wrapped_and_never_cut(monkeypatch, capsys):
     """Catches: an ellipsis in place of what was asked for; narrow tables where no terminal is."""
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert run(["describe", "--presets"]) == 0
     assert max(len(line) for line in capsys.readouterr().out.splitlines()) > 120
     monkeypatch.setenv("COLUMNS", "40")
@@ -651,7 +655,7 @@ def test_results_outlive_what_close_raises(trained, tmp_path, capsys):
         assert "dae: close() of Leaks raised RuntimeError: the socket is gone" in shown.err
         assert "score" in shown.out
     assert run(["train", "--env", "test_cli:Leaks", *TINY, "--out", str(tmp_path), "--quiet"]) == 0
-    assert capsys.readouterr().err.count("dae: close() of Leaks raised") == 1
+    assert capsys.readouterr().err.count("dae: close() of Leaks raised") == 2  # after training, and after the video
     assert (tmp_path / "default" / "Leaks" / "seed0" / "curve.png").is_file()
 
 

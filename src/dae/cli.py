@@ -295,7 +295,7 @@ def check(options: Check) -> int:
         table.add_row(
             {"ok": "[green]ok", "note": "[yellow]note", "bad": "[red]bad"}[row.verdict], escape(row.rule), escape(row.seen)
         )
-    Console().print(table)
+    _console().print(table)
     bad = [row for row in rows if row.verdict == "bad"]
     if bad:
         print(f"dae: {options.env}: {len(bad)} rule(s) broken, the first: {bad[0].rule}: {bad[0].seen}", file=sys.stderr)
@@ -358,7 +358,7 @@ def bench(options: Bench) -> int:
     within("iterations", options.iterations, 1)
     within("rounds", options.rounds, 1)
     found = benchmark.bench(options.config, options.iterations, options.rounds)
-    Console().print(benchmark.table(found))
+    _console().print(benchmark.table(found))
     if options.to:
         benchmark.write(Path(options.to), found)
         print(f"numbers: {options.to}")
