@@ -33,7 +33,7 @@ def screen(stop_at: int) -> RenderableType:
     """The command, the line that it begins with, and the live display."""
     agent = DAE(ENV, preset="laptop")
     cfg = agent.config
-    progress = Progress(f"{ENV} · seed {cfg.run.seed}", cfg.learning.total_agent_steps, cfg.objective.num_outcomes, quiet=True)
+    progress = Progress(f"{ENV} · seed {cfg.run.seed}", cfg.learning.total_agent_steps, cfg.objective, quiet=True)
     for report in agent.reports():
         progress.show(report)
         if report.agent_steps >= stop_at and report.kind == "train":

@@ -25,7 +25,7 @@ SECONDS = 600
 # What to run for mistakes in a module, the test files that are likeliest to notice first.
 TESTS = {
     "objective": ("agent",),
-    "agent": ("agent",),
+    "agent": ("agent", "graphs"),
     "network": ("network", "time_axis", "agent"),
     "lstm": ("lstm", "lstm_triton"),
     "lstm_triton": ("lstm_triton",),

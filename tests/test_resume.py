@@ -234,8 +234,7 @@ def test_the_same_command_again(whole, tmp_path, capsys):
     assert "finished already; --overwrite" in capsys.readouterr().err
     assert run([*words, "--batch-size", "5"]) == 2
     assert "another run" in (said := capsys.readouterr().err) or "with other options (batch_size=4 there, 5 here)" in said
-    about = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(about | {"ended": "interrupted"}))
+    assert json.loads((folder / "run.json").read_text())["ended"] == "stopped"
     newest = max((folder / "checkpoints").iterdir())
     (newest / "run.safetensors").write_bytes(b"damaged")
     assert run([*SMALL, "--out", str(tmp_path)]) == 0  # on to the end, from the checkpoint before
@@ -243,6 +242,8 @@ def test_the_same_command_again(whole, tmp_path, capsys):
     assert "run.safetensors: missing or damaged" in said
     assert "going on after 3" in said
     assert left(tmp_path)[1] == whole[1]
+    assert json.loads((folder / "run.json").read_text())["ended"] == "finished"
+    assert not (folder / "replay").exists()
 
 
 def test_a_run_that_can_not_go_on_is_not_thrown_away(tmp_path, capsys):

@@ -155,13 +155,14 @@ class Recorder:
         for tracker in self.trackers:
             tracker.log(numbers, report.agent_steps)
 
-    def finish(self, how: str) -> None:
-        """Close the files, write into run.json how the run ended, and let go of the folder."""
+    def finish(self, how: str, agent_steps: int | None = None) -> None:
+        """Close the files, write into run.json how the run ended (and after how many steps), and let go of the folder."""
         path = self.folder / "run.json"
         with writing(self.folder), contextlib.ExitStack() as closing:  # all of them, even if one can't be written to any more
             for closes in (self.lock.release, *(f.close for f in self._files.values()), *(t.close for t in self.trackers)):
                 closing.callback(closes)
             about = json.loads(path.read_text()) | {"ended": how, "hours": round((time.time() - self.started) / 3600, 4)}
+            about |= {} if agent_steps is None else {"agent_steps": agent_steps}
             _replace(path, json.dumps(about, indent=1))
 
     def _line(self, file: str, values: Mapping[str, Any]) -> None:

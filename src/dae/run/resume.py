@@ -54,7 +54,8 @@ def same_run(folder: Path, cfg: Config, weights: str) -> str:
             f"{folder} already holds a run with other options ({name}={was[name]} there, {now[name]} here): choose another --name "
             "or --seed, or give --overwrite"
         )
-    return "finished" if about.get("ended") == "finished" else "unfinished"
+    stopped_here = about.get("ended") == "stopped" and about.get("agent_steps", 0) >= cfg.last_agent_step
+    return "finished" if about.get("ended") == "finished" or stopped_here else "unfinished"
 
 
 def newest_point(folder: Path) -> tuple[Point | None, list[str]]:

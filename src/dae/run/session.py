@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import shutil
 import signal
 import sys
 import threading
@@ -76,7 +77,10 @@ def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite
             recorder.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
     else:
-        recorder.finish("finished")
+        done = reached or agent.trainer.agent_steps >= cfg.learning.total_agent_steps
+        recorder.finish("finished" if done else "stopped", agent.trainer.agent_steps)
+        if done:
+            shutil.rmtree(folder / "replay", ignore_errors=True)  # nothing is to go on from there any more
     finally:
         agent.close()
     finish_pictures(agent, folder)
