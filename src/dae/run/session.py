@@ -47,6 +47,7 @@ def train_to_folder(cfg: Config, presets: Sequence[str], weights: str, overwrite
     folder = run_folder(cfg, agent.source.name)
     how = "new" if overwrite else resume.same_run(folder, cfg, weights)
     if how == "finished":
+        agent.close()
         say(f"{folder}: this run is finished already; --overwrite makes it anew")
         return folder
     point, wrong = resume.newest_point(folder) if how == "unfinished" else (None, [])
