@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +34,8 @@ CUDNN_PLANS = 0
 class Report:
     """Something worth writing down."""
 
-    kind: Literal["train", "eval", "end"]
+    kind: Literal["train", "eval", "stopped", "end"]
+    """stopped: asked to, between two steps; what was not reported yet is kept, for the run may go on."""
     agent_steps: int
     updates: int
     episodes: list[Episode] = field(default_factory=list)
@@ -173,6 +174,7 @@ class Trainer:
         self._update = Captured(self._learn_from, agent.device, cfg.run.fast)
         self.ahead = self.recorded
         """A device that works by itself is sent the updates before its choice of actions is waited for: it is never idle."""
+        self._episodes: list[Episode] = []
         self._sums: list[Tensor] = []
         self._names: list[str] = []
         self._summed = 0
@@ -190,28 +192,28 @@ class Trainer:
     def run(self) -> Iterator[Report]:
         """Train to the end. Each boundary of a report interval that was passed gives one report."""
         run, acting, began = self.cfg.run, self.cfg.acting, time.monotonic()
-        episodes: list[Episode] = []
         over = False
         while not over:
             if not self.due:  # else the run goes on from a checkpoint that was made before an evaluation
                 before = self.agent_steps
-                episodes += self.step()
+                self._episodes += self.step()
                 late = run.stop_after_minutes > 0 and time.monotonic() - began >= 60 * run.stop_after_minutes
                 self.ended = late or self.agent_steps >= self.cfg.last_agent_step
                 self.due = self.ended or passed(before, self.agent_steps, acting.eval_every_agent_steps)
                 if self.ended:  # not where it was stopped: it may go on, and would make these updates one step later
                     self.catch_up()
-                if self.ended or self.stop or passed(before, self.agent_steps, run.log_every_agent_steps):
-                    report = self.report(episodes)
-                    episodes = []
+                if self.ended or passed(before, self.agent_steps, run.log_every_agent_steps):
+                    report = self.report()
                     yield report
                     refuse_divergence(report)
+                if self.stop and not self.ended:
+                    yield Report("stopped", self.agent_steps, self.updates)
             over = self.ended or self.stop
             for scored in self.evaluations(self.due, wait=over or not acting.eval_beside):
                 yield scored
                 if not over and self.reached(scored):
                     over = True
-                    yield self.report(episodes)
+                    yield self.report()
             self.due = self.due and self.stop  # an evaluation that a stop has dropped is still owed
         if self.running is not None:
             self.running.close()
@@ -238,8 +240,9 @@ class Trainer:
             torch._foreach_copy_(list(self._snapshot.net.parameters()), list(player.net.parameters()))
         return self._snapshot
 
-    def report(self, episodes: list[Episode]) -> Report:
+    def report(self) -> Report:
         """What happened since the last one."""
+        episodes, self._episodes = self._episodes, []
         return Report("train", self.agent_steps, self.updates, episodes, self.metrics())
 
     def reached(self, report: Report) -> bool:
@@ -319,10 +322,12 @@ class Trainer:
         tensors |= {f"signals.{name}": tensor.cpu().clone() for name, tensor in vars(self.signals).items()}
         numbers = {
             "agent_steps": self.agent_steps, "updates": self.updates, "due": self.due, "variance_due": self._variance_due,
+            "names": self._names, "summed": self._summed, "episodes": [astuple(episode) for episode in self._episodes],
             "eval_seconds": self.eval_seconds, "acting": self.collector.rng.bit_generator.state,
             "sampling": self.replay_rng.bit_generator.state,
             "journal": self.envs.journal() if isinstance(self.envs, EnvList) else None,
         }  # fmt: skip
+        tensors |= {"sums": torch.stack(self._sums).cpu()} if self._sums else {}
         if self.running is not None and self._snapshot is not None:  # it will begin again
             numbers["running"] = {"agent_steps": self.running.agent_steps, "updates": self.running.updates}
             tensors |= {f"snapshot.{name}": p.cpu().clone() for name, p in self._snapshot.net.state_dict().items()}
@@ -337,6 +342,9 @@ class Trainer:
         self._variance_due, self.eval_seconds = numbers["variance_due"], numbers["eval_seconds"]
         self.collector.rng.bit_generator.state = numbers["acting"]
         self.replay_rng.bit_generator.state = numbers["sampling"]
+        self._names, self._summed = numbers["names"], numbers["summed"]
+        self._episodes = [Episode(*episode) for episode in numbers["episodes"]]
+        self._sums = list(tensors["sums"].to(self.agent.device).clone().unbind()) if "sums" in tensors else []
         self.ended = self.agent_steps >= self.cfg.last_agent_step
         if "running" in numbers:
             player = self.snapshot()

@@ -134,11 +134,13 @@ def learn(agent: DAE, recorder: Recorder, quiet: bool, point: resume.Point | Non
     ):
         try:
             for report in trainer.run():
-                recorder.write(report, progress.show(report, trainer.eval_seconds))
+                numbers = progress.show(report, trainer.eval_seconds)
+                if report.kind != "stopped":
+                    recorder.write(report, numbers)
                 reached = reached or (report.kind == "eval" and trainer.reached(report))
                 last = trainer.stop or trainer.ended  # only an evaluation is still to come
                 due = last or passed(saved_at, report.agent_steps, cfg.run.checkpoint_every_agent_steps)
-                if report.kind == "end" or (report.kind == "train" and due):
+                if report.kind in ("stopped", "end") or (report.kind == "train" and due):
                     saved_at = report.agent_steps
                     resume.keep_checkpoint(agent, recorder, store, time.time() - progress.started)
         except EnvironmentFault:  # it leaves the learner between two updates, but its environments in the middle of a step
