@@ -393,7 +393,7 @@ MISTAKES = {
             "spread = self.replay_rng.integers(0, self.replay.num_starts(k).sum(), batch)",
         ),
         ("one seed for acting and sampling", "np.random.default_rng(seeds.replay)", "np.random.default_rng()"),
-        ("episodes are reported again", "                episodes = []\n", ""),
+        ("episodes are reported again", "episodes, self._episodes = self._episodes, []", "episodes = self._episodes"),
     ],
     "config": [
         ("schedules ramp from step 0", "share = (agent_step - before[0]) / (at - before[0])", "share = agent_step / at"),
