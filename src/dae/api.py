@@ -131,10 +131,15 @@ class DAE:
                 break
         return self
 
+    @property
+    def replay_bytes(self) -> int:
+        """What the replay takes, in memory and on disk alike."""
+        slots = self.config.learning.replay_agent_steps
+        return bytes_needed(self.envs.spec, slots, self.agent.net.state_dim, self.agent.device)
+
     def refuse_too_large(self) -> None:
         """Whether there is room for the replay; asked before learning only, since playing needs none."""
-        cfg = self.config
-        need = bytes_needed(self.envs.spec, cfg.learning.replay_agent_steps, self.agent.net.state_dim, self.agent.device)
+        cfg, need = self.config, self.replay_bytes
         have = _free_memory(pick_device(cfg.run.device))
         if have is not None and need > have:
             fits = int(cfg.learning.replay_agent_steps * have / need * 0.8)

@@ -15,7 +15,6 @@ from torch import Tensor
 from dae.api import DAE
 from dae.config import Config, read_options
 from dae.errors import ConfigError, FileError, ResourceError
-from dae.replay import bytes_needed
 from dae.run.checkpoint import Blueprint, load_checkpoint, load_run, read_json, save_checkpoint
 from dae.run.chunks import Chunk, ReplayStore
 from dae.run.record import Recorder
@@ -130,8 +129,7 @@ def keep_checkpoint(agent: DAE, recorder: Recorder, store: ReplayStore | None, s
 
 def refuse_small_disk(agent: DAE, folder: Path) -> None:
     """Whether the replay fits on the disk, once more than it is large: chunks that are overwritten by and by stay for a while."""
-    cfg = agent.config
-    need = bytes_needed(agent.envs.spec, cfg.learning.replay_agent_steps, agent.agent.net.state_dim, agent.agent.device)
+    need = agent.replay_bytes
     there = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(there).free
     if need > free:

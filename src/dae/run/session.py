@@ -22,7 +22,6 @@ from dae.describe import protocol_table
 from dae.diagnostics import Finding, findings
 from dae.envs.gymnasium import AnyEnv, EnvSource, close_env
 from dae.errors import ConfigError, DaeError, EnvironmentFault, FileError, MissingExtra, Stopped, enough_memory
-from dae.replay import bytes_needed
 from dae.run import pictures, resume
 from dae.run.chunks import ReplayStore
 from dae.run.progress import Progress
@@ -215,10 +214,9 @@ def describe(agent: DAE) -> str:
     sizes, cfg = agent.agent.net.component_sizes(), agent.config
     classes = agent.blueprint.reward_classes
     rewards = f"reward classes {list(classes)}" if classes else "general rewards"
-    replay = bytes_needed(agent.envs.spec, cfg.learning.replay_agent_steps, agent.agent.net.state_dim, agent.agent.device)
     return (
         f"{sum(sizes.values()) / 1e6:.2f}M parameters on {agent.agent.device.type}, {agent.envs.num_envs} environments, {rewards}, "
-        f"replay of {cfg.learning.replay_agent_steps:,} steps in {replay / 2**20:,.0f} MiB"
+        f"replay of {cfg.learning.replay_agent_steps:,} steps in {agent.replay_bytes / 2**20:,.0f} MiB"
     )
 
 
